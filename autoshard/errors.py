@@ -1,0 +1,39 @@
+"""The one way autoshard reports what a caller can mend: problem, place, way out."""
+
+from __future__ import annotations
+
+
+class AutoshardError(Exception):
+    """Something the caller can mend.
+
+    Args:
+        problem: What is wrong, in one sentence.
+        at: Where: an argument path, an op with its source line, a file. Empty if it has no place.
+        fix: What to do or type next.
+
+    Attributes:
+        problem: As given.
+        at: As given.
+        fix: As given.
+    """
+
+    def __init__(self, problem: str, *, fix: str, at: str = "") -> None:
+        self.problem, self.at, self.fix = problem, at, fix
+        lines = [problem, *([f"  at:  {at}"] if at else []), f"  fix: {fix}"]
+        super().__init__("\n".join(lines))
+
+
+class InputError(AutoshardError, ValueError):
+    """An argument, option or file that cannot be used as given."""
+
+
+class UnknownNameError(AutoshardError, LookupError):
+    """A name that is in no table, axis list or tree."""
+
+
+class InfeasibleError(AutoshardError, ValueError):
+    """No plan meets the memory limit or the pins."""
+
+
+class PlanMismatchError(AutoshardError, ValueError):
+    """A plan that was made for another program or mesh."""
