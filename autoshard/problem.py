@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from autoshard.errors import InputError
 
 FORBIDDEN = 10**18
 """Cost that marks a choice or a pair of choices as not allowed (contest convention)."""
@@ -22,6 +29,7 @@ class Problem:
         edges: Node pairs, int64 ``[E, 2]``; parallel edges add up.
         edge_costs: Per edge (i, j), int64 ``[S_i, S_j]``.
         usage_limit: At every time point the usages of live nodes add up to at most this [bytes].
+        names: What each node is called in messages; empty, or one per node.
     """
 
     costs: tuple[NDArray[np.int64], ...]
@@ -30,3 +38,304 @@ class Problem:
     edges: NDArray[np.int64]
     edge_costs: tuple[NDArray[np.int64], ...]
     usage_limit: int | None = None
+    names: tuple[str, ...] = ()
+
+    def name(self, node: int) -> str:
+        """What a node is called in messages: its name, or ``node 12``."""
+        return self.names[node] if self.names else f"node {node}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a choice of strategies costs, counted from the problem alone.
+
+    Attributes:
+        cost: Exact sum of node and edge costs; ``FORBIDDEN`` if any chosen entry is forbidden.
+        peak_usage: Largest usage over all time points [bytes].
+        peak_time: First time point of that usage; 0 if nothing ever lives.
+        feasible: Nothing forbidden is chosen and the peak is within the limit.
+    """
+
+    cost: int
+    peak_usage: int
+    peak_time: int
+    feasible: bool
+
+
+def evaluate(problem: Problem, choices: Sequence[int]) -> Evaluation:
+    """Cost and memory of one choice per node, independent of any solver.
+
+    Sums are Python integers, so they can't overflow; a forbidden entry makes the whole cost
+    ``FORBIDDEN``, whatever negative costs stand beside it.
+
+    Args:
+        problem: A problem that ``validate_problem`` accepts.
+        choices: Per node, the index of its strategy.
+
+    Returns:
+        The evaluation.
+
+    Raises:
+        InputError: There is not one choice per node, or a choice is out of range.
+    """
+    if len(choices) != len(problem.costs):
+        raise InputError(
+            f"{len(choices)} choices were given for {len(problem.costs)} nodes",
+            fix="give one strategy index per node",
+        )
+    for node, choice in enumerate(choices):
+        if not 0 <= choice < len(problem.costs[node]):
+            raise InputError(
+                f"strategy {choice} does not exist",
+                at=problem.name(node),
+                fix=f"choose from 0 to {len(problem.costs[node]) - 1}",
+            )
+    paid = [int(cost[choice]) for cost, choice in zip(problem.costs, choices, strict=True)]
+    paid += [
+        int(matrix[choices[i], choices[j]])
+        for (i, j), matrix in zip(problem.edges.tolist(), problem.edge_costs, strict=True)
+    ]
+    forbidden = any(value >= FORBIDDEN for value in paid)
+    times, usage = usage_over_time(
+        problem, [int(use[choice]) for use, choice in zip(problem.usages, choices, strict=True)]
+    )
+    peak = int(usage.argmax())
+    fits = problem.usage_limit is None or int(usage[peak]) <= problem.usage_limit
+    return Evaluation(
+        cost=FORBIDDEN if forbidden else sum(paid),
+        peak_usage=int(usage[peak]),
+        peak_time=int(times[peak]),
+        feasible=fits and not forbidden,
+    )
+
+
+def usage_over_time(
+    problem: Problem, usages: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Total usage at every time point where it can change.
+
+    Args:
+        problem: Gives the live intervals.
+        usages: Per node, what it uses while it lives [bytes].
+
+    Returns:
+        Time points, ascending, int64 ``[T]`` with T >= 1; the usage from each on [bytes], ``[T]``.
+    """
+    starts, ends = problem.intervals[:, 0], problem.intervals[:, 1]
+    live = starts < ends
+    if not live.any():
+        return np.zeros(1, np.int64), np.zeros(1, np.int64)
+    times = np.unique(np.concatenate([starts[live], ends[live]]))
+    change = np.zeros(len(times), np.int64)
+    amounts = np.asarray(usages, np.int64)[live]
+    np.add.at(change, np.searchsorted(times, starts[live]), amounts)
+    np.subtract.at(change, np.searchsorted(times, ends[live]), amounts)
+    return times, np.cumsum(change)
+
+
+def validate_problem(problem: Problem) -> None:
+    """Check that all the parts of a problem fit together.
+
+    Args:
+        problem: The problem.
+
+    Raises:
+        InputError: A shape, index, dtype or sum does not fit; the message names the node or edge.
+    """
+    count = len(problem.costs)
+    _check(
+        len(problem.usages) == count,
+        f"{len(problem.usages)} usage rows for {count} nodes",
+        fix="give one usage vector per node",
+    )
+    _check(
+        problem.intervals.shape == (count, 2),
+        f"intervals have shape {problem.intervals.shape} for {count} nodes",
+        fix=f"give an int64 array of shape ({count}, 2)",
+    )
+    _check(
+        len(problem.names) in (0, count),
+        f"{len(problem.names)} names for {count} nodes",
+        fix="give one name per node, or none",
+    )
+    for node, (cost, usage) in enumerate(zip(problem.costs, problem.usages, strict=True)):
+        at = problem.name(node)
+        _check(
+            cost.ndim == 1 and len(cost) > 0,
+            f"costs have shape {cost.shape}",
+            at=at,
+            fix="give each node a vector with at least one strategy",
+        )
+        _check(
+            usage.shape == cost.shape,
+            f"usages have shape {usage.shape}, costs {cost.shape}",
+            at=at,
+            fix="give one usage per strategy",
+        )
+        _check_dtypes(cost, usage, at=at)
+    _check_edges(problem)
+    used = sum(int(np.abs(usage).max()) for usage in problem.usages)
+    _check(
+        used < 2**62,
+        f"usages add up to {used}, which does not fit 64 bits",
+        fix="count usages in a larger unit",
+    )
+    limit = problem.usage_limit
+    _check(
+        limit is None or abs(limit) < 2**62,
+        f"a usage limit of {limit} does not fit 64 bits",
+        fix="use None for no limit",
+    )
+
+
+def load_problem(path: str | Path) -> Problem:
+    """Read a problem in the contest's JSON form, plain or gzipped.
+
+    Equal edge matrices become one shared array, which solvers use to do work once. Costs above
+    ``FORBIDDEN`` are read as ``FORBIDDEN``.
+
+    Args:
+        path: A ``.json`` or ``.json.gz`` file.
+
+    Returns:
+        The problem.
+
+    Raises:
+        InputError: The file is no such JSON, holds numbers that are not whole, or does not fit
+            together.
+
+    Source:
+        Form: repository google/iopddl, README.md ("Input Format").
+    """
+    path = Path(path)
+    try:
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data: Mapping[str, Any] = json.loads(text)["problem"]
+        nodes, edges = data["nodes"], data["edges"]
+        costs = tuple(_whole(row) for row in nodes["costs"])
+        pairs = _whole(edges["nodes"]).reshape(-1, 2)
+        shared: dict[tuple[int, int, bytes], NDArray[np.int64]] = {}
+        matrices = []
+        for (i, j), row in zip(pairs.tolist(), edges["costs"], strict=True):
+            flat = _whole(row)
+            key = (len(costs[i]), len(costs[j]), flat.tobytes())
+            if key not in shared:
+                shared[key] = flat.reshape(len(costs[i]), len(costs[j]))
+            matrices.append(shared[key])
+        limit = data.get("usage_limit")
+        problem = Problem(
+            costs=costs,
+            usages=tuple(_whole(row) for row in nodes["usages"]),
+            intervals=_whole(nodes["intervals"]).reshape(-1, 2),
+            edges=pairs,
+            edge_costs=tuple(matrices),
+            usage_limit=None if limit is None else int(limit),
+            names=tuple(nodes.get("names", ())),
+        )
+    except (OSError, KeyError, TypeError, ValueError, IndexError, EOFError) as err:
+        if isinstance(err, FileNotFoundError):
+            raise InputError("there is no such file", at=str(path), fix="check the path") from err
+        raise InputError(
+            f"not a problem in the contest's JSON form: {type(err).__name__}: {err}",
+            at=str(path),
+            fix='write it with save_problem; it needs problem.nodes.{intervals,costs,usages} and '
+            "problem.edges.{nodes,costs}, all whole numbers",
+        ) from err
+    validate_problem(problem)
+    return problem
+
+
+def save_problem(problem: Problem, path: str | Path) -> None:
+    """Write a problem in the contest's JSON form; equal problems give equal bytes.
+
+    Args:
+        problem: The problem.
+        path: Where to; gzipped if it ends in ``.gz``.
+    """
+    path = Path(path)
+    nodes: dict[str, object] = {
+        "intervals": problem.intervals.tolist(),
+        "costs": [cost.tolist() for cost in problem.costs],
+        "usages": [usage.tolist() for usage in problem.usages],
+    }
+    if problem.names:
+        nodes["names"] = list(problem.names)
+    flat: dict[int, list[int]] = {}
+    for matrix in problem.edge_costs:
+        if id(matrix) not in flat:
+            flat[id(matrix)] = matrix.ravel().tolist()
+    data: dict[str, object] = {
+        "name": path.name.removesuffix(".gz").removesuffix(".json"),
+        "nodes": nodes,
+        "edges": {
+            "nodes": problem.edges.tolist(),
+            "costs": [flat[id(matrix)] for matrix in problem.edge_costs],
+        },
+    }
+    if problem.usage_limit is not None:
+        data["usage_limit"] = problem.usage_limit
+    text = json.dumps({"problem": data}, separators=(",", ":")).encode()
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def _whole(row: Sequence[object]) -> NDArray[np.int64]:
+    """An int64 array of whole numbers, too large ones read as ``FORBIDDEN``."""
+    try:
+        array = np.array(row)
+    except OverflowError:
+        array = np.array(row, object)
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind in "uO" and all(type(v) is int for v in _flat(array.tolist())):
+        array = np.minimum(array.astype(object), FORBIDDEN)
+    elif array.dtype.kind != "i":
+        raise ValueError(f"expected whole numbers, found {array.ravel()[:3].tolist()}")
+    return np.minimum(array.astype(np.int64), FORBIDDEN)
+
+
+def _flat(rows: Iterable[object]) -> Iterable[object]:
+    for row in rows:
+        if isinstance(row, list):
+            yield from _flat(row)
+        else:
+            yield row
+
+
+def _check(holds: bool, problem: str, *, fix: str, at: str = "") -> None:
+    if not holds:
+        raise InputError(problem, at=at, fix=fix)
+
+
+def _check_dtypes(*arrays: NDArray[np.int64], at: str) -> None:
+    for array in arrays:
+        _check(
+            array.dtype == np.int64,
+            f"numbers are {array.dtype}",
+            at=at,
+            fix="round to whole units and convert with .astype(np.int64)",
+        )
+
+
+def _check_edges(problem: Problem) -> None:
+    count, edges = len(problem.costs), problem.edges
+    _check(
+        edges.ndim == 2 and edges.shape[1] == 2 and len(edges) == len(problem.edge_costs),
+        f"edges have shape {edges.shape} for {len(problem.edge_costs)} edge matrices",
+        fix="give an int64 array of shape (E, 2), with E matrices",
+    )
+    for (i, j), matrix in zip(edges.tolist(), problem.edge_costs, strict=True):
+        at = f"edge ({i}, {j})"
+        _check(
+            0 <= i < count and 0 <= j < count,
+            f"there are {count} nodes only",
+            at=at,
+            fix=f"number nodes from 0 to {count - 1}",
+        )
+        want = (len(problem.costs[i]), len(problem.costs[j]))
+        _check(
+            matrix.shape == want,
+            f"the matrix has shape {matrix.shape}, the strategies {want}",
+            at=at,
+            fix="give one row per strategy of the first node, one column per strategy of the second",
+        )
+        _check_dtypes(matrix, at=at)

@@ -60,8 +60,8 @@ def to_partition_spec(sharding: Sharding) -> PartitionSpec:
     """The same sharding as JAX writes it, without trailing ``None``.
 
     Examples:
-        >>> to_partition_spec((("data",), (), ("x", "y"), ()))
-        PartitionSpec('data', None, ('x', 'y'))
+        >>> tuple(to_partition_spec((("data",), (), ("x", "y"), ())))
+        ('data', None, ('x', 'y'))
     """
     entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in sharding]
     while entries and entries[-1] is None:

@@ -40,6 +40,9 @@ class Table(Mapping[str, T], Generic[T]):
         row: T = getattr(importlib.import_module(module), attribute)
         return row
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
 
