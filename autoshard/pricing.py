@@ -1,0 +1,382 @@
+"""From a graph and a cost model to a problem in numbers: nodes, edges, live intervals.
+
+A node is a decision: the sharding of an argument or of a loop's carried value, or the strategy of an
+op. An edge is a value that one node makes and another reads; its matrix prices the reshard between
+what comes out and what is wanted. Donated arguments are tied to the results that replace them by an
+edge back to the argument.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.cost_models.protocol import CostModel, MeshAxis, Work
+from autoshard.errors import InputError
+from autoshard.fusion import Fusion, fuse
+from autoshard.graph import REGION_OPS, Graph, Op
+from autoshard.problem import FORBIDDEN, Problem
+from autoshard.reshard import Resharder, layouts
+from autoshard.shardings import MeshShape, Sharding, divides
+from autoshard.strategies import Enumerator, Strategies
+
+PICOSECONDS = 1e12
+"""Costs are whole picoseconds, so that sums and optima are exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One decision.
+
+    Attributes:
+        kind: ``argument`` and ``carried`` choose the sharding of a value, ``op`` a strategy.
+        op: Index of the op; -1 for an argument.
+        values: The values whose sharding it decides.
+        layouts: Per value, the layout id under each choice, ``[S]``.
+        strategies: For an op, its strategies.
+        seconds: Compute and memory time of one execution under each choice [s], ``[S]``.
+        reduce_s: Time of the all-reduce or reduce-scatter of its partial results [s], ``[S]``.
+    """
+
+    kind: Literal["argument", "carried", "op"]
+    op: int
+    values: tuple[int, ...]
+    layouts: tuple[NDArray[np.int64], ...]
+    strategies: Strategies | None
+    seconds: NDArray[np.float64]
+    reduce_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A problem, and what its nodes mean in the graph.
+
+    Attributes:
+        problem: What a solver sees; costs in picoseconds, usages in bytes.
+        nodes: One per node of the problem.
+        maker: Per value, (node, position among that node's values); (-1, 0) for free values.
+        fusion: The fusion model's outcome the bytes were counted with.
+        resharder: Prices and paths of reshards.
+    """
+
+    problem: Problem
+    nodes: tuple[Node, ...]
+    maker: tuple[tuple[int, int], ...]
+    fusion: Fusion
+    resharder: Resharder
+
+
+def price(
+    graph: Graph, mesh: MeshShape, model: CostModel, memory_limit: int | None = None
+) -> Priced:
+    """Build the problem of choosing every sharding in ``graph``.
+
+    Args:
+        graph: The program.
+        mesh: The mesh to run on.
+        model: Prices.
+        memory_limit: Upper bound of the live bytes on one device [bytes].
+
+    Raises:
+        InputError: A pin cannot be met (uneven split, unknown layout, two pins on one buffer).
+    """
+    return _Builder(graph, mesh, model).build(memory_limit)
+
+
+def work_of(
+    graph: Graph, op: Op, strategies: Strategies, fusion: Fusion, mesh: MeshShape
+) -> Work:
+    """What one device does for one execution of ``op`` under each strategy."""
+
+    def local(value: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        tensor = graph.values[value]
+        pieces = layouts(len(tensor.shape), mesh).splits.prod(axis=1)
+        return np.asarray(tensor.nbytes / pieces[ids], np.float64)
+
+    traffic = np.zeros(len(strategies))
+    reads = dict(zip(op.operands, strategies.operands, strict=True))
+    for value, ids in reads.items():
+        if fusion.materialized[graph.values[value].alias]:
+            traffic = traffic + _touched(graph, op, value) * local(value, ids)
+    for value, ids in zip(op.results, strategies.results, strict=True):
+        if fusion.materialized[value]:
+            traffic = traffic + _written(graph, op) * local(value, ids)
+    dtype = graph.values[op.operands[0] if op.operands else op.results[0]].dtype
+    return Work(
+        op.name, dtype, op.flops / strategies.splits, traffic, _matmul(op, strategies, mesh)
+    )
+
+
+def _touched(graph: Graph, op: Op, value: int) -> float:
+    """Share of an operand that the op really reads: a slice reads only what it returns."""
+    if op.kind in ("dynamic_slice", "slice", "gather") and value == op.operands[0]:
+        out = sum(graph.values[r].nbytes for r in op.results)
+        return min(1.0, out / max(1, graph.values[value].nbytes))
+    if op.kind in ("dynamic_update_slice", "scatter") and value == op.operands[0]:
+        return 0.0
+    return 1.0
+
+
+def _written(graph: Graph, op: Op) -> float:
+    """Share of a result that is written: an in-place update writes only the update."""
+    if op.kind == "dynamic_update_slice":
+        return graph.values[op.operands[1]].nbytes / max(1, graph.values[op.results[0]].nbytes)
+    return 1.0
+
+
+def _matmul(op: Op, strategies: Strategies, mesh: MeshShape) -> NDArray[np.int64] | None:
+    """Local (batch, m, n, k) of a dot under each strategy."""
+    rule = op.rule
+    if op.name != "stablehlo.dot_general" or rule is None or not strategies.factor_axes[0]:
+        return None
+    groups = []
+    lhs, rhs = ({f for dim in rule.operands[i] for f in dim} for i in (0, 1))
+    for f in range(len(rule.sizes)):
+        side = 3 if rule.kinds[f] == "reduction" else 0 if f in lhs & rhs else 1 if f in lhs else 2
+        groups.append(side)
+    local = np.ones((len(strategies), 4), np.int64)
+    for s, factor_axes in enumerate(strategies.factor_axes):
+        for f, axes in enumerate(factor_axes):
+            local[s, groups[f]] *= rule.sizes[f] // mesh.size(axes)
+    return local
+
+
+class _Builder:
+    def __init__(self, graph: Graph, mesh: MeshShape, model: CostModel) -> None:
+        self.graph, self.mesh, self.model = graph, mesh, model
+        self.fusion = fuse(graph)
+        self.resharder = Resharder(mesh, model)
+        self.enumerator = Enumerator(graph, mesh, model.scatters_reductions)
+        self.nodes: list[Node] = []
+        self.maker: list[tuple[int, int]] = [(-1, 0)] * len(graph.values)
+        self.extra: dict[int, NDArray[np.float64]] = {}  # node -> cost of fixed readers [s]
+        self.edges: list[tuple[int, int]] = []
+        self.matrices: list[NDArray[np.int64]] = []
+        self.known: dict[object, NDArray[np.int64]] = {}
+
+    def build(self, memory_limit: int | None) -> Priced:
+        pins = self._argument_pins()
+        for position, value in enumerate(self.graph.arguments):
+            self._tensor_node("argument", -1, value, pins[position])
+        for op in self.graph.ops:
+            if op.name in REGION_OPS:
+                for value in op.results:
+                    self._tensor_node("carried", op.index, value, None)
+            elif op.is_alias:
+                for value in op.results:
+                    if self.graph.values[value].alias == value:  # of a free value
+                        self._tensor_node("carried", op.index, value, None)
+            elif not self._is_free(op):
+                self._op_node(op)
+        for tensor in self.graph.values:
+            self.maker[tensor.id] = self.maker[tensor.alias]
+        self._connect()
+        return Priced(
+            problem=self._problem(memory_limit),
+            nodes=tuple(self.nodes),
+            maker=tuple(self.maker),
+            fusion=self.fusion,
+            resharder=self.resharder,
+        )
+
+    def _is_free(self, op: Op) -> bool:
+        return bool(op.results) and all(self.graph.values[v].free for v in op.results)
+
+    def _argument_pins(self) -> list[Sharding | None]:
+        """Pins of arguments, with those of the results that are tied to them."""
+        pins = [info.pin for info in self.graph.argument_info]
+        for a, r in self.graph.ties:
+            theirs = self.graph.result_info[r].pin
+            if theirs is not None and pins[a] is not None and pins[a] != theirs:
+                raise InputError(
+                    f"{self.graph.argument_info[a].name} is donated and pinned to {pins[a]}, but "
+                    f"the result that replaces it is pinned to {theirs}",
+                    at=self.graph.result_info[r].name,
+                    fix="pin both to the same sharding, or do not donate the argument",
+                )
+            pins[a] = pins[a] or theirs
+        return pins
+
+    def _tensor_node(
+        self, kind: Literal["argument", "carried"], op: int, value: int, pin: Sharding | None
+    ) -> None:
+        shape = self.graph.values[value].shape
+        table = layouts(len(shape), self.mesh)
+        if pin is not None:
+            ids = np.array([self._pinned(pin, value)], np.int64)
+        else:
+            in_order = np.array([self._in_order(s) for s in table.shardings])
+            ids = np.flatnonzero(table.dividing(shape) & in_order).astype(np.int64)
+        zeros = np.zeros(len(ids))
+        self._add(Node(kind, op, (value,), (ids,), None, zeros, zeros))
+
+    def _in_order(self, sharding: Sharding) -> bool:
+        return all(tuple(sorted(d, key=self.mesh.names.index)) == d for d in sharding)
+
+    def _pinned(self, pin: Sharding, value: int) -> int:
+        tensor = self.graph.values[value]
+        table = layouts(len(tensor.shape), self.mesh)
+        if pin not in table.index:
+            # Axes of size one split nothing: the same layout without them.
+            pin = tuple(tuple(a for a in d if self.mesh.size((a,)) > 1) for d in pin)
+        if pin not in table.index or not divides(tensor.shape, pin, self.mesh):
+            raise InputError(
+                f"a {tensor.dtype}{list(tensor.shape)} cannot be pinned to {pin} on {self.mesh}",
+                fix="pin dimensions that the axes divide, with axes in mesh order",
+            )
+        return table.index[pin]
+
+    def _op_node(self, op: Op) -> None:
+        strategies = self.enumerator.of(op)
+        work = work_of(self.graph, op, strategies, self.fusion, self.mesh)
+        busy = self._runs(op)
+        seconds = self.model.op_s(work) if busy else self.model.hbm_s(work)
+        self._add(
+            Node(
+                "op", op.index, op.results, strategies.results, strategies, seconds,
+                self._reduce_s(op, strategies),
+            )
+        )
+
+    def _runs(self, op: Op) -> bool:
+        """Whether the op is the root of a kernel (and pays for starting it)."""
+        return any(self.fusion.materialized[v] for v in op.results) and op.name != "sdy.sharding_constraint"
+
+    def _reduce_s(self, op: Op, strategies: Strategies) -> NDArray[np.float64]:
+        seconds = np.zeros(len(strategies))
+        if not any(strategies.reduced):
+            return seconds
+        for reduced in set(strategies.reduced) - {()}:
+            rows = np.array([r == reduced for r in strategies.reduced])
+            axes = tuple(MeshAxis(a, self.mesh.size((a,))) for a in reduced)
+            size = partial_bytes(self.graph, op, strategies, self.mesh)
+            for kind, some in (
+                ("all_reduce", rows & ~strategies.scattered),
+                ("reduce_scatter", rows & strategies.scattered),
+            ):
+                if some.any():
+                    named: Literal["all_reduce", "reduce_scatter"] = (
+                        "all_reduce" if kind == "all_reduce" else "reduce_scatter"
+                    )
+                    seconds[some] = self.model.collective_s(named, size[some], axes)
+        return seconds
+
+    def _add(self, node: Node) -> None:
+        for position, value in enumerate(node.values):
+            self.maker[value] = (len(self.nodes), position)
+        self.nodes.append(node)
+
+    def _connect(self) -> None:
+        graph = self.graph
+        for number, node in enumerate(list(self.nodes)):
+            if node.kind == "op" and node.strategies is not None:
+                op = graph.ops[node.op]
+                seen = set()
+                for value, wanted in zip(op.operands, node.strategies.operands, strict=True):
+                    if (value, id(wanted)) not in seen:
+                        seen.add((value, id(wanted)))
+                        self._edge(value, number, wanted, op.trips)
+            elif node.kind == "carried" and graph.ops[node.op].name in REGION_OPS:
+                op = graph.ops[node.op]
+                position = op.results.index(node.values[0])
+                wanted = node.layouts[0]
+                if op.name == "stablehlo.while":
+                    self._edge(op.operands[position], number, wanted, op.trips)
+                for region in op.returned:
+                    self._edge(region[position], number, wanted, op.body_trips)
+        for a, r in graph.ties:
+            number, _ = self.maker[graph.arguments[a]]
+            self._edge(graph.results[r], number, self.nodes[number].layouts[0], 1)
+        tied = {r for _, r in graph.ties}
+        for r, value in enumerate(graph.results):
+            pin = graph.result_info[r].pin
+            number, position = self.maker[value]
+            if pin is None or r in tied or number < 0:
+                continue
+            tensor = graph.values[value]
+            prices = self.resharder.seconds(tensor.shape, tensor.nbytes)
+            cost = prices[self.nodes[number].layouts[position], self._pinned(pin, value)]
+            self.extra[number] = self.extra.get(number, np.zeros(len(cost))) + cost
+
+    def _edge(self, value: int, reader: int, wanted: NDArray[np.int64], trips: int) -> None:
+        number, position = self.maker[value]
+        tensor = self.graph.values[value]
+        if number < 0 or number == reader or not tensor.shape:
+            return
+        made = self.nodes[number].layouts[position]
+        key = (id(made), id(wanted), tensor.shape, tensor.nbytes, trips)
+        if key not in self.known:
+            prices = self.resharder.seconds(tensor.shape, tensor.nbytes)
+            self.known[key] = _whole(prices[np.ix_(made, wanted)] * trips)
+        self.edges.append((number, reader))
+        self.matrices.append(self.known[key])
+
+    def _problem(self, memory_limit: int | None) -> Problem:
+        costs, usages, intervals, names = [], [], [], []
+        in_place = {self.graph.values[self.graph.results[r]].alias for _, r in self.graph.ties}
+        end = len(self.graph.ops) + 1
+        for number, node in enumerate(self.nodes):
+            trips = self.graph.ops[node.op].trips if node.kind == "op" else 1
+            total = (node.seconds + node.reduce_s) * trips
+            if number in self.extra:
+                total = total + self.extra[number]
+            costs.append(_whole(total))
+            usage = np.zeros(len(node))
+            first, last = end, 0
+            for value, ids in zip(node.values, node.layouts, strict=True):
+                tensor = self.graph.values[value]
+                pieces = layouts(len(tensor.shape), self.mesh).splits.prod(axis=1)
+                if self.fusion.materialized[value] and value not in in_place:
+                    usage = usage + tensor.nbytes / pieces[ids]
+                first = min(first, max(0, node.op + 1))
+                last = max(last, self.fusion.last_use[value] + 2)
+            intervals.append((first, end if node.kind == "argument" else min(end, max(first + 1, last))))
+            usages.append(np.ceil(usage).astype(np.int64))
+            names.append(self._name(node))
+        return Problem(
+            costs=tuple(costs),
+            usages=tuple(usages),
+            intervals=np.array(intervals, np.int64).reshape(-1, 2),
+            edges=np.array(self.edges, np.int64).reshape(-1, 2),
+            edge_costs=tuple(self.matrices),
+            usage_limit=memory_limit,
+            names=tuple(names),
+        )
+
+    def _name(self, node: Node) -> str:
+        if node.kind == "argument":
+            position = self.graph.arguments.index(node.values[0])
+            return self.graph.argument_info[position].name
+        op = self.graph.ops[node.op]
+        return f"{op.kind} #{op.index}" + (f" at {op.source}" if op.source else "")
+
+
+def partial_bytes(
+    graph: Graph, op: Op, strategies: Strategies, mesh: MeshShape
+) -> NDArray[np.float64]:
+    """Bytes on one device of the partial result before it is combined, ``[S]``."""
+    tensor = graph.values[op.results[0]]
+    pieces = layouts(len(tensor.shape), mesh).splits.prod(axis=1)[strategies.results[0]]
+    undo = np.array(
+        [mesh.size(r) if s else 1 for r, s in zip(strategies.reduced, strategies.scattered, strict=True)]
+    )
+    return np.asarray(tensor.nbytes / pieces * undo, np.float64)
+
+
+def _whole(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Seconds as whole picoseconds; what is impossible as the solver's mark for it."""
+    finite = np.isfinite(seconds)
+    scaled = np.where(finite, np.minimum(seconds, 1e5) * PICOSECONDS, 0.0)
+    return np.where(finite, np.rint(scaled), float(FORBIDDEN)).astype(np.int64)
+
+
+def total_seconds(picoseconds: int) -> float:
+    """A solver's cost as time [s]."""
+    return picoseconds / PICOSECONDS if math.isfinite(picoseconds) else math.inf

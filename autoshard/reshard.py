@@ -1,0 +1,243 @@
+"""Moving one tensor from one sharding to another in single steps that a compiler cannot misread.
+
+A step is one collective (or a local slice): gather the minor axes of a dimension, slice by an axis,
+send axes from one dimension to another (all-to-all), or renumber the devices (permute). XLA's
+partitioner makes exactly one collective of each; asked for several at once it may replicate the
+tensor. The price of a reshard is the cheapest chain of steps, and that chain is what a rewritten
+program asks for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, Work
+from autoshard.shardings import MeshShape, Sharding
+
+StepKind = Literal["all_gather", "all_to_all", "permute", "slice"]
+
+_FREE_ORDER = 3
+"""Up to this many mesh axes a dimension may be split by them in any order; with more axes only in
+mesh order, since the orders of four axes would make thousands of layouts per tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a reshard.
+
+    Attributes:
+        kind: The collective, or ``slice``, which moves nothing between devices.
+        axes: Mesh axes it runs over, major to minor.
+        source: Sharding before.
+        target: Sharding after.
+        nbytes: Bytes on one device of the larger side (see ``CostModel.collective_s``).
+        seconds: Price of one execution [s].
+    """
+
+    kind: StepKind
+    axes: tuple[str, ...]
+    source: Sharding
+    target: Sharding
+    nbytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Every way to shard a tensor of some rank over a mesh, and the single steps between them.
+
+    Attributes:
+        shardings: All of them; ``index[shardings[i]] == i``; the replicated one is first.
+        index: The inverse.
+        splits: Pieces along each dimension, ``[L, rank]``.
+        steps: ``(kind, axes) -> (source ids, target ids)``.
+    """
+
+    shardings: tuple[Sharding, ...]
+    index: dict[Sharding, int]
+    splits: NDArray[np.int64]
+    steps: dict[tuple[StepKind, tuple[str, ...]], tuple[NDArray[np.int64], NDArray[np.int64]]]
+
+    def dividing(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Which layouts split every dimension of ``shape`` evenly, ``[L]``."""
+        sizes = np.asarray(shape, np.int64).reshape(1, len(shape))
+        even: NDArray[np.bool_] = ((sizes % self.splits) == 0).all(axis=1) & (
+            (sizes >= self.splits) | (self.splits == 1)
+        ).all(axis=1)
+        return even
+
+
+@lru_cache(maxsize=64)
+def layouts(rank: int, mesh: MeshShape) -> Layouts:
+    """The layouts of a tensor with ``rank`` dimensions on ``mesh``."""
+    axes = [a for a, s in zip(mesh.names, mesh.sizes, strict=True) if s > 1]
+    found = sorted(
+        {s for s in _placements(rank, axes) if len(axes) <= _FREE_ORDER or _in_mesh_order(s, mesh)},
+        key=lambda s: (sum(map(len, s)), s),
+    )
+    index = {s: i for i, s in enumerate(found)}
+    splits = np.array([[mesh.size(d) for d in s] for s in found], np.int64).reshape(len(found), rank)
+    pairs: dict[tuple[StepKind, tuple[str, ...]], list[tuple[int, int]]] = {}
+    for source in found:
+        for kind, moved, target in _steps_from(source, axes):
+            if target not in index:
+                continue
+            pairs.setdefault((kind, moved), []).append((index[source], index[target]))
+    for source, target in _permutes(found, splits):
+        changed = {
+            a for x, y in zip(found[source], found[target], strict=True) if x != y for a in x + y
+        }
+        moved = tuple(a for a in mesh.names if a in changed)
+        pairs.setdefault(("permute", moved), []).append((source, target))
+    steps = {
+        key: (np.array([p[0] for p in ps]), np.array([p[1] for p in ps]))
+        for key, ps in pairs.items()
+    }
+    return Layouts(tuple(found), index, splits, steps)
+
+
+def _in_mesh_order(sharding: Sharding, mesh: MeshShape) -> bool:
+    return all(tuple(sorted(dim, key=mesh.names.index)) == dim for dim in sharding)
+
+
+def _placements(rank: int, axes: list[str]) -> Iterator[Sharding]:
+    """Ordered lists of distinct axes in ``rank`` bins."""
+    yield ((),) * rank
+    for count in range(1, len(axes) + 1 if rank else 0):
+        for chosen in itertools.permutations(axes, count):
+            for dims in itertools.combinations_with_replacement(range(rank), count):
+                bins: list[tuple[str, ...]] = [()] * rank
+                for axis, dim in zip(chosen, dims, strict=True):
+                    bins[dim] = (*bins[dim], axis)
+                yield tuple(bins)
+
+
+def _steps_from(
+    source: Sharding, axes: list[str]
+) -> Iterator[tuple[StepKind, tuple[str, ...], Sharding]]:
+    used = {a for dim in source for a in dim}
+
+    def with_dims(changes: dict[int, tuple[str, ...]]) -> Sharding:
+        return tuple(changes.get(d, dim) for d, dim in enumerate(source))
+
+    for d, dim in enumerate(source):
+        for axis in axes:
+            if axis not in used:
+                yield "slice", (axis,), with_dims({d: (*dim, axis)})
+        for count in range(1, len(dim) + 1):
+            kept, moved = dim[:-count], dim[-count:]
+            yield "all_gather", moved, with_dims({d: kept})
+            for e, other in enumerate(source):
+                if e != d:
+                    yield "all_to_all", moved, with_dims({d: kept, e: (*other, *moved)})
+
+
+def _permutes(found: list[Sharding], splits: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Pairs whose pieces have the same shape, so that whole pieces only change places."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, row in enumerate(splits.tolist()):
+        if max(row, default=1) > 1:
+            groups.setdefault(tuple(row), []).append(i)
+    for members in groups.values():
+        for i, j in itertools.permutations(members, 2):
+            if {a for d in found[i] for a in d} == {a for d in found[j] for a in d}:
+                yield i, j
+
+
+class Resharder:
+    """Prices of all reshards on one mesh under one cost model, computed once per tensor type."""
+
+    def __init__(self, mesh: MeshShape, model: CostModel) -> None:
+        self.mesh, self.model = mesh, model
+        self._tables: dict[
+            tuple[tuple[int, ...], int], tuple[NDArray[np.float64], NDArray[np.int32]]
+        ] = {}
+
+    def seconds(self, shape: tuple[int, ...], nbytes: int) -> NDArray[np.float64]:
+        """Price of every reshard of a tensor [s], ``[L, L]``; infinite where pieces are uneven."""
+        return self._table(shape, nbytes)[0]
+
+    def path(
+        self, shape: tuple[int, ...], nbytes: int, source: Sharding, target: Sharding
+    ) -> tuple[Step, ...]:
+        """The cheapest chain of steps; empty if ``source`` is ``target``."""
+        table = layouts(len(shape), self.mesh)
+        if source == target:
+            return ()
+        cost, following = self._table(shape, nbytes)
+        here, end = table.index[source], table.index[target]
+        steps = []
+        while here != end:
+            there = int(following[here, end])
+            steps.append(self._step(table, here, there, nbytes, float(cost[here, there])))
+            here = there
+        return tuple(steps)
+
+    def _table(
+        self, shape: tuple[int, ...], nbytes: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+        key = (shape, nbytes)
+        if key not in self._tables:
+            self._tables[key] = self._build(shape, nbytes)
+        return self._tables[key]
+
+    def _build(
+        self, shape: tuple[int, ...], nbytes: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+        table = layouts(len(shape), self.mesh)
+        count = len(table.shardings)
+        even = table.dividing(shape)
+        pieces = nbytes / table.splits.prod(axis=1)
+        cost = np.full((count, count), np.inf)
+        np.fill_diagonal(cost, 0.0)
+        for (kind, axes), (sources, targets) in table.steps.items():
+            keep = even[sources] & even[targets]
+            if not keep.any():
+                continue
+            src, dst = sources[keep], targets[keep]
+            size = np.maximum(pieces[src], pieces[dst])
+            cost[src, dst] = np.minimum(cost[src, dst], self._price(kind, axes, size, pieces[dst]))
+        following = np.broadcast_to(np.arange(count, dtype=np.int32), (count, count)).copy()
+        live = np.flatnonzero(even)
+        sub, step = cost[np.ix_(live, live)], following[np.ix_(live, live)]
+        for k in range(len(live)):
+            through = sub[:, k : k + 1] + sub[k : k + 1, :]
+            better = through < sub - 1e-15
+            if better.any():
+                sub = np.where(better, through, sub)
+                step = np.where(better, step[:, k : k + 1], step)
+        cost[np.ix_(live, live)], following[np.ix_(live, live)] = sub, step
+        return cost, following
+
+    def _price(
+        self,
+        kind: StepKind,
+        axes: tuple[str, ...],
+        size: NDArray[np.float64],
+        result: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        if kind == "slice":
+            zeros = np.zeros_like(result)
+            return self.model.hbm_s(Work("slice", "", zeros, 2 * result)) + 1e-12
+        named = tuple(MeshAxis(a, self.mesh.size((a,))) for a in axes)
+        collective: CollectiveKind = kind
+        return self.model.collective_s(collective, size, named)
+
+    def _step(self, table: Layouts, here: int, there: int, nbytes: int, seconds: float) -> Step:
+        source, target = table.shardings[here], table.shardings[there]
+        size = nbytes / min(
+            math.prod(table.splits[here].tolist()), math.prod(table.splits[there].tolist())
+        )
+        moved = [(k, a) for (k, a), (s, t) in table.steps.items() if ((s == here) & (t == there)).any()]
+        kind, axes = min(
+            moved, key=lambda m: float(self._price(m[0], m[1], np.array([size]), np.array([size]))[0])
+        )
+        return Step(kind, axes, source, target, size, seconds)

@@ -1,0 +1,219 @@
+"""The ways to run one op on a mesh: which mesh axes split which factor of its sharding rule.
+
+A strategy fixes the sharding every operand must have and the sharding each result then has by
+itself (its *natural* result); axes on reduction factors leave partial results, which an all-reduce
+completes. Dimensions are split evenly or not at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.graph import Graph, Op, Rule
+from autoshard.reshard import layouts
+from autoshard.shardings import MeshShape, Sharding, replicated
+
+REDUCING = frozenset(
+    {"stablehlo.dot_general", "stablehlo.convolution", "stablehlo.reduce", "stablehlo.gather", "stablehlo.scatter"}
+)
+"""Ops whose partial results XLA combines over the axes of a reduction factor."""
+
+COMBINERS = frozenset(
+    {"stablehlo.add", "stablehlo.maximum", "stablehlo.minimum", "stablehlo.and", "stablehlo.or"}
+)
+"""Reduction bodies that an all-reduce can carry out."""
+
+UNSPLIT = frozenset({"stablehlo.rng_bit_generator", "stablehlo.rng", "stablehlo.sort"})
+"""Ops that run whole on every device: random bits must not depend on the sharding."""
+
+MAX_STRATEGIES = 512
+"""Above this many strategies of one op, the ones that split its work least are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategies:
+    """All strategies of one op; arrays have one entry per strategy ``[S]``.
+
+    Attributes:
+        factor_axes: Per strategy, per factor, the mesh axes that split it.
+        operands: Per operand, the layout id each strategy requires, ``[S]`` (see ``reshard.layouts``).
+        results: Per result, the layout id it comes out with, ``[S]``.
+        splits: Into how many parts the op's work is divided, ``[S]``.
+        reduced: Per strategy, the axes that hold partial results before the all-reduce.
+        scattered: Per strategy, whether the reduction ends scattered (a reduce-scatter).
+    """
+
+    factor_axes: tuple[tuple[tuple[str, ...], ...], ...]
+    operands: tuple[NDArray[np.int64], ...]
+    results: tuple[NDArray[np.int64], ...]
+    splits: NDArray[np.float64]
+    reduced: tuple[tuple[str, ...], ...]
+    scattered: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.splits)
+
+
+class Enumerator:
+    """Strategies of every op of a graph, built once per rule and shared."""
+
+    def __init__(self, graph: Graph, mesh: MeshShape, scatter_reductions: bool) -> None:
+        self.graph, self.mesh, self.scatter = graph, mesh, scatter_reductions
+        self._known: dict[object, Strategies] = {}
+
+    def of(self, op: Op) -> Strategies:
+        """The strategies of ``op``; the first one runs it whole on every device."""
+        shapes = tuple(self.graph.values[v].shape for v in (*op.operands, *op.results))
+        key = (op.name, op.rule, op.combiner, op.fixed, shapes)
+        if key not in self._known:
+            self._known[key] = self._build(op)
+        return self._known[key]
+
+    def _build(self, op: Op) -> Strategies:
+        values = self.graph.values
+        operand_shapes = [values[v].shape for v in op.operands]
+        result_shapes = [values[v].shape for v in op.results]
+        if op.fixed is not None:
+            return self._single(op.fixed[0], op.fixed[1])
+        rule = op.rule
+        if rule is None or op.name in UNSPLIT or not _same_ranks(rule, operand_shapes, result_shapes):
+            return self._single(
+                tuple(replicated(len(s)) for s in operand_shapes),
+                tuple(replicated(len(s)) for s in result_shapes),
+            )
+        rows = self._rows(op, rule, operand_shapes, result_shapes)
+        if len(rows) > MAX_STRATEGIES:
+            rows = sorted(rows, key=lambda r: -r[3])[: MAX_STRATEGIES - 1] + [rows[0]]
+            rows.reverse()
+        return Strategies(
+            factor_axes=tuple(r[0] for r in rows),
+            operands=tuple(
+                np.array([self._id(r[1][k]) for r in rows], np.int64) for k in range(len(operand_shapes))
+            ),
+            results=tuple(
+                np.array([self._id(r[2][k]) for r in rows], np.int64) for k in range(len(result_shapes))
+            ),
+            splits=np.array([r[3] for r in rows], np.float64),
+            reduced=tuple(r[4] for r in rows),
+            scattered=np.array([r[5] for r in rows], np.bool_),
+        )
+
+    def _single(
+        self, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]
+    ) -> Strategies:
+        return Strategies(
+            factor_axes=((),),
+            operands=tuple(np.array([self._id(s)], np.int64) for s in operands),
+            results=tuple(np.array([self._id(s)], np.int64) for s in results),
+            splits=np.ones(1),
+            reduced=((),),
+            scattered=np.zeros(1, np.bool_),
+        )
+
+    def _id(self, sharding: Sharding) -> int:
+        return layouts(len(sharding), self.mesh).index[sharding]
+
+    def _rows(
+        self,
+        op: Op,
+        rule: Rule,
+        operand_shapes: list[tuple[int, ...]],
+        result_shapes: list[tuple[int, ...]],
+    ) -> list[
+        tuple[
+            tuple[tuple[str, ...], ...],
+            tuple[Sharding, ...],
+            tuple[Sharding, ...],
+            float,
+            tuple[str, ...],
+            bool,
+        ]
+    ]:
+        axes = [a for a, s in zip(self.mesh.names, self.mesh.sizes, strict=True) if s > 1]
+        usable = [f for f in range(len(rule.sizes)) if self._may_split(op, rule, f)]
+        rows = []
+        for choice in itertools.product((-1, *usable), repeat=len(axes)):
+            factor_axes = tuple(
+                tuple(a for a, c in zip(axes, choice, strict=True) if c == f)
+                for f in range(len(rule.sizes))
+            )
+            counts = [self.mesh.size(a) for a in factor_axes]
+            if any(size % count for size, count in zip(rule.sizes, counts, strict=True)):
+                continue
+            sides = []
+            for tensors, shapes in ((rule.operands, operand_shapes), (rule.results, result_shapes)):
+                sides.append(
+                    [
+                        self._sharding(rule, tensor, shape, factor_axes, counts)
+                        for tensor, shape in zip(tensors, shapes, strict=True)
+                    ]
+                )
+            operands, results = sides
+            if any(s is None or s not in layouts(len(s), self.mesh).index for s in operands + results):
+                continue
+            whole_operands = tuple(s for s in operands if s is not None)
+            whole_results = tuple(s for s in results if s is not None)
+            reduced = tuple(
+                a
+                for a, c in zip(axes, choice, strict=True)
+                if c >= 0 and rule.kinds[c] == "reduction"
+            )
+            split = float(math.prod(counts))
+            rows.append((factor_axes, whole_operands, whole_results, split, reduced, False))
+            if reduced and self.scatter and len(result_shapes) == 1:
+                for dim in range(len(result_shapes[0])):
+                    scattered = tuple(
+                        (*s, *reduced) if d == dim else s for d, s in enumerate(whole_results[0])
+                    )
+                    even = result_shapes[0][dim] % self.mesh.size(scattered[dim]) == 0
+                    if even and scattered in layouts(len(scattered), self.mesh).index:
+                        rows.append(
+                            (factor_axes, whole_operands, (scattered,), split, reduced, True)
+                        )
+        return rows
+
+    def _may_split(self, op: Op, rule: Rule, factor: int) -> bool:
+        if rule.sizes[factor] <= 1:
+            return False
+        kind = rule.kinds[factor]
+        if kind == "reduction":
+            one_input = op.name != "stablehlo.reduce" or len(op.results) == 1
+            body = op.name in ("stablehlo.reduce", "stablehlo.scatter")
+            return op.name in REDUCING and one_input and (not body or op.combiner in COMBINERS)
+        return kind == "pass"
+
+    def _sharding(
+        self,
+        rule: Rule,
+        tensor: tuple[tuple[int, ...], ...],
+        shape: tuple[int, ...],
+        factor_axes: tuple[tuple[str, ...], ...],
+        counts: list[int],
+    ) -> Sharding | None:
+        """What the factors' axes mean for one tensor; None if its dimensions cannot say it."""
+        dims = []
+        for factors, size in zip(tensor, shape, strict=True):
+            axes: tuple[str, ...] = ()
+            whole = True  # every more major factor is split all the way down
+            for f in factors:
+                if factor_axes[f]:
+                    if not whole:
+                        return None
+                    axes += factor_axes[f]
+                whole = whole and counts[f] == rule.sizes[f]
+            if size % self.mesh.size(axes):
+                return None
+            dims.append(axes)
+        return tuple(dims)
+
+
+def _same_ranks(
+    rule: Rule, operands: list[tuple[int, ...]], results: list[tuple[int, ...]]
+) -> bool:
+    mapped = [len(t) for t in (*rule.operands, *rule.results)]
+    return mapped == [len(s) for s in (*operands, *results)]
