@@ -146,7 +146,8 @@ class Graph:
         results: Ids of the program's results.
         ties: Pairs (argument position, result position) that must share a sharding because the
             result replaces the donated argument.
-        boundaries: The caller's view of arguments, then of results.
+        argument_info: The caller's view of the arguments.
+        result_info: The caller's view of the results.
         unknown_trips: Indices of loops whose trip count the program does not state; counted once.
     """
 
@@ -191,6 +192,7 @@ def extract(
     mesh: MeshShape,
     arguments: Sequence[Boundary],
     results: Sequence[Boundary],
+    ties: Sequence[tuple[int, int]] = (),
 ) -> Graph:
     """Read a normalized module into a graph; sharding rules are added to the module on the way.
 
@@ -199,6 +201,7 @@ def extract(
         mesh: The mesh that shardings inside the program refer to.
         arguments: The caller's view of each argument of ``main``.
         results: The caller's view of each result of ``main``.
+        ties: Pairs (argument position, result position) that share a buffer.
 
     Raises:
         InputError: The program prescribes a sharding on other axes than the mesh has.
@@ -207,7 +210,7 @@ def extract(
         passmanager.PassManager.parse(
             "builtin.module(func.func(sdy-populate-op-sharding-rules))"
         ).run(module.operation)
-        return _Reader(module, mesh).read(tuple(arguments), tuple(results))
+        return _Reader(module, mesh).read(tuple(arguments), tuple(results), tuple(ties))
 
 
 class _Reader:
@@ -223,7 +226,12 @@ class _Reader:
         self.unknown: list[int] = []
         self.trips: dict[int, int] = {-1: 1}
 
-    def read(self, arguments: tuple[Boundary, ...], results: tuple[Boundary, ...]) -> Graph:
+    def read(
+        self,
+        arguments: tuple[Boundary, ...],
+        results: tuple[Boundary, ...],
+        ties: tuple[tuple[int, int], ...],
+    ) -> Graph:
         block = main_block(self.module)
         argument_ids = tuple(
             self._value(a, -1, position) for position, a in enumerate(block.arguments)
@@ -238,7 +246,7 @@ class _Reader:
             values=tuple(self.values),
             arguments=argument_ids,
             results=result_ids,
-            ties=_ties(self.values, argument_ids, result_ids, arguments, results),
+            ties=ties,
             argument_info=arguments,
             result_info=results,
             unknown_trips=tuple(self.unknown),
@@ -501,43 +509,3 @@ def _loop_invariant(loop: ir.Operation, value: ir.Value, condition: ir.Block) ->
             if terminator(body).operands[position] == body.arguments[position]:
                 return _constant(loop.operands[position])
     return None
-
-
-def _ties(
-    values: list[Tensor],
-    arguments: tuple[int, ...],
-    results: tuple[int, ...],
-    argument_info: tuple[Boundary, ...],
-    result_info: tuple[Boundary, ...],
-) -> tuple[tuple[int, int], ...]:
-    """Pair each donated argument with the result that takes its buffer.
-
-    First the result whose name ends like the argument's, then any of the same shape and type.
-    """
-
-    def same(a: int, r: int) -> bool:
-        x, y = values[arguments[a]], values[results[r]]
-        return x.shape == y.shape and x.dtype == y.dtype
-
-    donated = [a for a, info in enumerate(argument_info) if info.donated]
-    left = dict.fromkeys(range(len(results)))
-    pairs: list[tuple[int, int]] = []
-    by_tail: dict[str, list[int]] = {}
-    for r in left:
-        by_tail.setdefault(_tail(result_info[r].name), []).append(r)
-    for round_ in ("name", "shape"):
-        for a in list(donated):
-            names = by_tail.get(_tail(argument_info[a].name), [])
-            candidates = names if round_ == "name" else list(left)
-            match = next((r for r in candidates if r in left and same(a, r)), None)
-            if match is not None:
-                pairs.append((a, match))
-                donated.remove(a)
-                del left[match]
-    return tuple(sorted(pairs))
-
-
-def _tail(name: str) -> str:
-    """The path below the first name or index."""
-    cut = min((i for i in (name.find("[", 1), name.find(".", 1)) if i > 0), default=len(name))
-    return name[cut:]

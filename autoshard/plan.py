@@ -1,0 +1,467 @@
+"""The decision in a user's words: what is sharded how, what it costs, and how sure that is.
+
+A plan is plain data. It can be printed, saved, loaded, compared, and written into the program it was
+made for; the numbers in it are *predicted* ones, recomputed from the plan itself rather than taken
+from the solver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import pandas as pd
+
+from autoshard.cost_models.protocol import CollectiveKind
+from autoshard.errors import InputError, PlanMismatchError
+from autoshard.shardings import MeshShape, Sharding, local_shape, to_partition_spec
+
+if TYPE_CHECKING:
+    from autoshard.execute import Placement
+
+FORMAT = 1
+"""Version of the JSON form."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryPlan:
+    """An argument or result of the program, sharded.
+
+    Attributes:
+        name: As the caller knows it.
+        shape: Global shape.
+        dtype: Element type.
+        sharding: Mesh axes per dimension.
+        nbytes: Bytes on one device.
+        donated: Whether its buffer is reused (arguments).
+        pinned: Whether the caller asked for this sharding.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: Sharding
+    nbytes: int
+    donated: bool = False
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpPlan:
+    """One op, sharded and priced; times are of one execution on one device.
+
+    Attributes:
+        index: Its position in the walk order of the program.
+        name: E.g. ``stablehlo.dot_general``.
+        source: ``file.py:line``.
+        shapes: Global type of each result, e.g. ``f32[8,16]``.
+        factors: Which mesh axes split which factor, e.g. ``{"m=64": ("data",)}``, as pairs.
+        operands: Sharding each operand must have.
+        results: Sharding each result has.
+        partial: Sharding the result has before a reduce-scatter; None if there is none.
+        reduced: Mesh axes over which partial results are combined.
+        trips: How often it runs in one call.
+        flops: On one device, one execution [FLOP].
+        hbm_bytes: Memory traffic of one execution [bytes].
+        compute_s: Arithmetic time [s].
+        hbm_s: Memory time [s].
+        seconds: Time of the op without communication [s].
+        reduce_s: Time to combine partial results [s].
+        nbytes: Bytes its results hold on one device; 0 for what fuses away.
+    """
+
+    index: int
+    name: str
+    source: str
+    shapes: tuple[str, ...]
+    factors: tuple[tuple[str, tuple[str, ...]], ...]
+    operands: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    partial: Sharding | None
+    reduced: tuple[str, ...]
+    trips: int
+    flops: float
+    hbm_bytes: float
+    compute_s: float
+    hbm_s: float
+    seconds: float
+    reduce_s: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardPlan:
+    """One value brought from the sharding it has to one that a reader wants.
+
+    Attributes:
+        value: Id of the value in the graph.
+        block: (op that holds the reader, region), -1 at the top: where it happens.
+        reader: Index of the first op that reads it; the number of ops for the end of the program.
+        source: Sharding it has.
+        chain: The shardings after each single step; the last is what the reader wants.
+        trips: How often it happens in one call.
+    """
+
+    value: int
+    block: tuple[int, int]
+    reader: int
+    source: Sharding
+    chain: tuple[Sharding, ...]
+    trips: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCollective:
+    """A collective that the plan asks for.
+
+    Attributes:
+        kind: Which one.
+        axes: Mesh axes it runs over.
+        devices: How many devices take part in a group.
+        nbytes: Bytes on one device of the larger side, one execution.
+        trips: How often it runs in one call.
+        seconds: Time of one execution [s].
+        op: Index of the op it belongs to (the reader, or the maker of partial results).
+        dtype: Element type moved.
+        why: Which value moves and for whom.
+        source: ``file.py:line``.
+    """
+
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    devices: int
+    nbytes: float
+    trips: int
+    seconds: float
+    op: int
+    dtype: str
+    why: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Totals of one call on one device, by our model.
+
+    Attributes:
+        flops: Of dots and convolutions [FLOP].
+        hbm_bytes: Memory traffic [bytes].
+        collective_bytes: Bytes one device sends in collectives.
+        peak_bytes: Arguments + results + temporaries - aliased, at the worst moment [bytes].
+        compute_s: Time in ops, without communication [s].
+        communication_s: Time in collectives [s].
+        step_s: Time of the call [s].
+    """
+
+    flops: float
+    hbm_bytes: float
+    collective_bytes: float
+    peak_bytes: int
+    compute_s: float
+    communication_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPoint:
+    """Live bytes on one device while one op runs.
+
+    Attributes:
+        op: Index of the op.
+        nbytes: Live bytes.
+    """
+
+    op: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHolder:
+    """A buffer that is live when memory is fullest.
+
+    Attributes:
+        name: What it is.
+        nbytes: Bytes on one device.
+    """
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SolverReport:
+    """How the decision was found.
+
+    Attributes:
+        solver: Name of the solver.
+        status: Why it stopped, as a sentence.
+        gap: The objective is proved to be at most this fraction above the best.
+        objective_s: What the solver minimized [s].
+        nodes: Decisions.
+        edges: Pairs of decisions that have a common price.
+        seconds: Time it took [s].
+    """
+
+    solver: str
+    status: str
+    gap: float
+    objective_s: float
+    nodes: int
+    edges: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a program is sharded over a mesh, and what that is predicted to cost.
+
+    Attributes:
+        mesh: The mesh's axes.
+        cost_model: Name of the cost model that priced it.
+        arguments: Every array argument.
+        results: Every array result.
+        ops: Every op with a decision.
+        reshards: Every change of sharding.
+        collectives: Every collective asked for.
+        predicted: Totals.
+        memory: Live bytes over the program.
+        holders: What holds memory at the peak, the largest first.
+        solver: How it was found.
+        memory_limit: The limit it was found under [bytes per device]; None for none.
+        planning_s: Time to extract, price and solve [s], without JAX's tracing and lowering.
+        signature: The program it belongs to, line by line.
+        fingerprint: SHA-256 of the signature and the mesh.
+        placement: The caller's trees and mesh; only on plans made or checked in this process.
+    """
+
+    mesh: MeshShape
+    cost_model: str
+    arguments: tuple[BoundaryPlan, ...]
+    results: tuple[BoundaryPlan, ...]
+    ops: tuple[OpPlan, ...]
+    reshards: tuple[ReshardPlan, ...]
+    collectives: tuple[PlannedCollective, ...]
+    predicted: Predicted
+    memory: tuple[MemoryPoint, ...]
+    holders: tuple[MemoryHolder, ...]
+    solver: SolverReport
+    memory_limit: int | None
+    planning_s: float
+    signature: tuple[str, ...]
+    fingerprint: str
+    placement: Placement | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def argument_shardings(self) -> tuple[Sharding, ...]:
+        """Sharding of every array argument, in the order of the flat program."""
+        return tuple(a.sharding for a in self.arguments)
+
+    @property
+    def result_shardings(self) -> tuple[Sharding, ...]:
+        """Sharding of every array result, in the order of the flat program."""
+        return tuple(r.sharding for r in self.results)
+
+    @property
+    def in_shardings(self) -> Any:
+        """A tree of ``NamedSharding`` like the arguments, as ``jax.jit`` takes it."""
+        return self._placed().in_shardings
+
+    @property
+    def out_shardings(self) -> Any:
+        """A tree of ``NamedSharding`` like the result, as ``jax.jit`` takes it."""
+        return self._placed().out_shardings
+
+    def place(self, *args: Any) -> Any:
+        """Move the leading arguments to where the plan wants them; one argument gives one back."""
+        return self._placed().place(*args)
+
+    def _placed(self) -> Placement:
+        if self.placement is None:
+            raise InputError(
+                "this plan is not bound to a mesh of devices yet",
+                fix="give it to autoshard(fn, mesh, plan=plan) and use the plan that .plan() returns",
+            )
+        return self.placement
+
+    def table(self) -> pd.DataFrame:
+        """Every op as a row; times [s] and bytes are of all its executions in one call."""
+        rows = [
+            {
+                "op": op.index,
+                "name": op.name.partition(".")[2],
+                "source": op.source,
+                "shapes": ", ".join(op.shapes),
+                "sharding": ", ".join(spec(s) for s in op.results),
+                "factors": ", ".join(f"{f}/{'*'.join(a)}" for f, a in op.factors),
+                "trips": op.trips,
+                "compute_s": op.compute_s * op.trips,
+                "hbm_s": op.hbm_s * op.trips,
+                "communication_s": op.reduce_s * op.trips + self._reshards_s(op.index),
+                "flops": op.flops * op.trips,
+                "hbm_bytes": op.hbm_bytes * op.trips,
+                "bytes": op.nbytes,
+            }
+            for op in self.ops
+        ]
+        return pd.DataFrame(rows)
+
+    def _reshards_s(self, index: int) -> float:
+        return sum(
+            c.seconds * c.trips
+            for c in self.collectives
+            if c.op == index and c.kind not in ("all_reduce", "reduce_scatter")
+        )
+
+    def check(self, signature: Sequence[str], mesh: MeshShape) -> None:
+        """Refuse a program or mesh this plan was not made for.
+
+        Raises:
+            PlanMismatchError: Names the first difference.
+        """
+        if mesh != self.mesh:
+            raise PlanMismatchError(
+                f"the plan is for the mesh {self.mesh}, not {mesh}",
+                fix="plan again for this mesh",
+            )
+        for position, (ours, theirs) in enumerate(zip(self.signature, signature, strict=False)):
+            if ours != theirs:
+                raise PlanMismatchError(
+                    "the plan is for another program",
+                    at=f"line {position}: the plan has {ours!r}, the program {theirs!r}",
+                    fix="plan again for this program",
+                )
+        if len(self.signature) != len(signature):
+            raise PlanMismatchError(
+                "the plan is for another program",
+                at=f"the plan has {len(self.signature)} lines, the program {len(signature)}",
+                fix="plan again for this program",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain JSON values."""
+        fields = {
+            f.name: _plain(getattr(self, f.name))
+            for f in dataclasses.fields(self)
+            if f.name != "placement"
+        }
+        return {"format": FORMAT, "kind": "autoshard plan", **fields}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """The plan that :meth:`to_json` wrote.
+
+        Raises:
+            InputError: It is no plan, or of another format.
+        """
+        if data.get("kind") != "autoshard plan" or data.get("format") != FORMAT:
+            raise InputError(
+                f"not an autoshard plan of format {FORMAT}",
+                at=f"kind {data.get('kind')!r}, format {data.get('format')!r}",
+                fix="use a file that Plan.save wrote with this version",
+            )
+        rest = {k: v for k, v in data.items() if k not in ("format", "kind")}
+        return _record(cls, rest, "plan")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON; the file appears whole or not at all."""
+        target = Path(path)
+        text = json.dumps(self.to_json(), indent=1, allow_nan=False)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan; it is checked against a program when it is used.
+
+        Raises:
+            InputError: The file is not a plan.
+        """
+        try:
+            data = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as err:
+            raise InputError(
+                f"cannot read a plan: {err}", at=str(path), fix="use a file that Plan.save wrote"
+            ) from err
+        if not isinstance(data, dict):
+            raise InputError("not a plan", at=str(path), fix="use a file that Plan.save wrote")
+        return cls.from_json(data)
+
+    def __str__(self) -> str:
+        from autoshard.plan_text import plan_text
+
+        return plan_text(self)
+
+
+def spec(sharding: Sharding) -> str:
+    """A sharding as a short text: ``P('data', None, 'model')``."""
+    return "P(" + ", ".join(repr(e) for e in to_partition_spec(sharding)) + ")"
+
+
+def local_text(boundary: BoundaryPlan, mesh: MeshShape) -> str:
+    """The shape of one device's piece."""
+    return f"{boundary.dtype}{list(local_shape(boundary.shape, boundary.sharding, mesh))}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _record(kind: type[T], data: Any, where: str) -> T:
+    """Build a frozen record from JSON, field by field, refusing what does not fit."""
+    if not isinstance(data, dict):
+        raise InputError(f"{where} must be an object", fix="use a file that Plan.save wrote")
+    hints = {k: v for k, v in _hints(kind).items() if k != "placement"}
+    unknown, missing = set(data) - set(hints), set(hints) - set(data)
+    if unknown or missing:
+        what = f"unknown {sorted(unknown)}" if unknown else f"missing {sorted(missing)}"
+        raise InputError(f"{where}: {what}", fix="use a file that Plan.save wrote")
+    return kind(**{k: _value(hints[k], data[k], f"{where}.{k}") for k in hints})
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    names: dict[str, Any] = {"Placement": object}
+    return get_type_hints(kind, localns=names)
+
+
+def _value(hint: Any, data: Any, where: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise InputError(f"{where} must be a list", fix="use a file that Plan.save wrote")
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_value(args[0], d, f"{where}[{i}]") for i, d in enumerate(data))
+        if len(args) != len(data):
+            raise InputError(f"{where} has {len(data)} entries", fix="use a file that Plan.save wrote")
+        return tuple(_value(a, d, where) for a, d in zip(args, data, strict=True))
+    if origin is Literal:
+        if data not in args:
+            raise InputError(f"{where} is {data!r}", fix=f"use one of {', '.join(map(str, args))}")
+        return data
+    if origin is not None and type(None) in args:
+        return None if data is None else _value(next(a for a in args if a is not type(None)), data, where)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _record(hint, data, where)
+    accepted: tuple[type, ...] = (int, float) if hint is float else (hint,)
+    if not isinstance(data, accepted) or (isinstance(data, bool) and hint is not bool):
+        raise InputError(
+            f"{where} is {data!r}, not a {hint.__name__}", fix="use a file that Plan.save wrote"
+        )
+    return data
