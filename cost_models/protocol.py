@@ -77,7 +77,9 @@ class CostModel(Protocol):
         """Time of the op [s], ``[S]``: how compute and memory overlap, plus fixed costs."""
         ...
 
-    def collective_s(self, kind: CollectiveKind, nbytes: Floats, axes: tuple[MeshAxis, ...]) -> Floats:
+    def collective_s(
+        self, kind: CollectiveKind, nbytes: Floats, axes: tuple[MeshAxis, ...]
+    ) -> Floats:
         """Time of a collective over one or several mesh axes [s], same shape as ``nbytes``.
 
         Args:
