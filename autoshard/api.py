@@ -1,0 +1,374 @@
+"""``autoshard(fn, mesh)``: trace, plan, rewrite, compile, run; each stage open to the caller."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from types import MethodType
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from autoshard import pins
+from autoshard.errors import InputError
+from autoshard.execute import (
+    Executable,
+    Placement,
+    ResultTree,
+    Traced,
+    flatten,
+    lower_for_planning,
+    lower_with,
+    named,
+    trace,
+)
+from autoshard.plan import Plan, plan_module
+from autoshard.program import Boundary
+from autoshard.rewrite import rewrite
+from autoshard.shardings import MeshShape, Sharding, replicated
+from autoshard.signature import (
+    Argnames,
+    Argnums,
+    Call,
+    Convention,
+    Leaf,
+    Signature,
+    call_key,
+    split,
+    ties,
+)
+
+MAX_AXES = 4
+"""Mesh axes up to which the planner enumerates every sharding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to search for a plan.
+
+    Attributes:
+        in_shardings: Pins of the arguments (see :mod:`autoshard.pins`).
+        out_shardings: Pins of the results.
+        memory_limit: What one device may use [bytes]; None for the device's own limit.
+        cost_model: A cost model or the name of one; None for the one of the mesh's devices.
+        solver: A solver or the name of one; None for the default.
+        time_limit_s: Time the solver may take [s].
+    """
+
+    in_shardings: Any = None
+    out_shardings: Any = None
+    memory_limit: int | None = None
+    cost_model: Any = None
+    solver: Any = None
+    time_limit_s: float = 60.0
+
+
+class Sharded:
+    """A function that runs sharded over a mesh; made by :func:`autoshard`.
+
+    Called like the function, it plans and compiles on the first call with arguments of some
+    structure, shapes and types, and moves arguments to where the plan wants them. Called inside a
+    JAX transformation (``grad``, ``vmap``, ``jit``, ``scan``) it is the plain function under
+    ``jax.jit``: where its arrays live is then decided by the caller's arrays or program.
+
+    Attributes:
+        mesh: The mesh it runs over.
+        convention: Its static and donated arguments.
+        options: How plans are searched for.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        mesh: Mesh,
+        convention: Convention,
+        options: Options,
+        plan: Plan | None = None,
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self._name = str(getattr(fn, "__name__", type(fn).__name__))
+        self._fn = fn
+        self.mesh = mesh
+        self.convention = convention
+        self.options = options
+        self._given = plan
+        self._lock = threading.RLock()
+        self._traced: dict[Hashable, Traced] = {}
+        self._plans: dict[Hashable, Plan] = {}
+        self._executables: dict[Hashable, Executable] = {}
+        self._inner: dict[Hashable, tuple[Signature, Callable[..., Any], list[ResultTree]]] = {}
+        self._last: Executable | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self._name} sharded over {mesh_shape(self.mesh)}>"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans made so far, one per kind of call."""
+        return tuple(self._plans.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run sharded; plans and compiles first if such a call is new."""
+        last = self._last
+        if last is not None:
+            values = last.match(split(self.convention, args, kwargs))
+            if values is not None:
+                try:
+                    outputs = last.compiled(*values)
+                except (TypeError, ValueError):
+                    # Raised by the checks before execution: other shapes or types, tracers, arrays
+                    # that live elsewhere. The careful way sorts it out or meets the error again.
+                    pass
+                else:
+                    return last.traced.result_tree.fill(outputs)
+        return self._call(split(self.convention, args, kwargs))
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for a call with such arguments: arrays or ``jax.ShapeDtypeStruct``."""
+        call = split(self.convention, args, kwargs)
+        return self._plan(call, call_key(self.convention, call))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Plan, and lower with the plan's shardings written into the module."""
+        call = split(self.convention, args, kwargs)
+        key = call_key(self.convention, call)
+        return Lowered.of(self._traced_for(call, key), self._plan(call, key))
+
+    def compile(self, *args: Any, **kwargs: Any) -> Executable:
+        """The executable that a call with such arguments runs; compiled once."""
+        call = split(self.convention, args, kwargs)
+        return self._executable(call, call_key(self.convention, call))
+
+    def cost_analysis(self, *args: Any, **kwargs: Any) -> Any:
+        """What XLA says such a call costs on one device."""
+        return self.compile(*args, **kwargs).cost_analysis()
+
+    def _call(self, call: Call) -> Any:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves):
+            return self._transformed(call)
+        key = call_key(self.convention, call)
+        executable = self._executables.get(key) or self._executable(call, key)
+        signature = executable.traced.signature
+        values = [call.leaves[i] for i in signature.array_positions]
+        for leaf, value in zip(signature.arguments, values, strict=True):
+            if isinstance(value, jax.ShapeDtypeStruct):
+                raise InputError(
+                    f"{leaf.name} is a ShapeDtypeStruct, which has no values to run on",
+                    at=f"argument {leaf}",
+                    fix="call plan(...), lower(...) or compile(...) with shapes alone",
+                )
+        outputs = executable.compiled(*executable.place(values))
+        self._last = executable
+        return executable.traced.result_tree.fill(outputs)
+
+    def _transformed(self, call: Call) -> Any:
+        key = call_key(self.convention, call)
+        with self._lock:
+            if key not in self._inner:
+                signature = Signature.of(self.convention, call)
+                self._inner[key] = signature, *flatten(self._fn, signature)
+        signature, flat, seen = self._inner[key]
+        values = flat(*(call.leaves[i] for i in signature.array_positions))
+        return seen[0].fill(values)
+
+    def _traced_for(self, call: Call, key: Hashable) -> Traced:
+        with self._lock:
+            if key not in self._traced:
+                signature = Signature.of(self.convention, call)
+                self._traced[key] = trace(self._fn, signature, self.mesh)
+            return self._traced[key]
+
+    def _plan(self, call: Call, key: Hashable) -> Plan:
+        with self._lock:
+            if key not in self._plans:
+                traced = self._traced_for(call, key)
+                self._plans[key] = search(traced, self.options, self._given)
+            return self._plans[key]
+
+    def _executable(self, call: Call, key: Hashable) -> Executable:
+        with self._lock:
+            if key not in self._executables:
+                plan = self._plan(call, key)
+                lowered = Lowered.of(self._traced_for(call, key), plan)
+                self._executables[key] = lowered.compile()
+            return self._executables[key]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Lowered:
+    """A program with a plan's shardings in it, ready to be compiled.
+
+    Attributes:
+        plan: The plan.
+        traced: The program it is for.
+        lowered: The rewritten program as JAX holds it.
+    """
+
+    plan: Plan
+    traced: Traced
+    lowered: jax.stages.Lowered
+
+    @classmethod
+    def of(cls, traced: Traced, plan: Plan) -> Lowered:
+        """Lower afresh and write the plan into the module."""
+        lowered = lower_with(traced, plan.argument_shardings, plan.result_shardings)
+        rewrite(lowered.compiler_ir("stablehlo"), plan)
+        return cls(plan, traced, lowered)
+
+    def as_text(self) -> str:
+        """The StableHLO module with its shardings."""
+        return str(self.lowered.compiler_ir("stablehlo"))
+
+    def compile(self) -> Executable:
+        """Compile for the devices of the mesh."""
+        shardings = named(
+            self.traced.signature.arguments, self.plan.argument_shardings, self.traced.mesh
+        )
+        return Executable(self.lowered.compile(), self.traced, shardings)
+
+
+def search(traced: Traced, options: Options, given: Plan | None = None) -> Plan:
+    """A plan for a traced program, bound to the caller's trees and mesh.
+
+    Args:
+        traced: The program.
+        options: How to search.
+        given: A plan to use instead of searching; it is checked against the program.
+    """
+    signature, mesh = traced.signature, traced.mesh
+    positional, _ = signature.fill(range(len(signature.arguments)), fixed=None)
+    arguments = pins.resolve(
+        options.in_shardings, signature.arguments, positional, mesh, "in_shardings"
+    )
+    whole = traced.result_tree.fill(range(len(traced.results)), fixed=None)
+    results = pins.resolve(options.out_shardings, traced.results, whole, mesh, "out_shardings")
+    module = lower_for_planning(traced).compiler_ir("stablehlo")
+    plan = plan_module(
+        module,
+        _boundaries(signature.arguments, arguments),
+        _boundaries(traced.results, results),
+        mesh_shape(mesh),
+        ties=ties(signature.arguments, traced.results),
+        memory_limit=options.memory_limit,
+        cost_model=options.cost_model,
+        solver=options.solver,
+        time_limit_s=options.time_limit_s,
+    )
+    placement = Placement.of(traced, plan.argument_shardings, plan.result_shardings)
+    return replace(plan, placement=placement)
+
+
+def autoshard(
+    fn: Any = None,
+    mesh: Any = None,
+    *,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
+    donate_argnums: Argnums = None,
+    donate_argnames: Argnames = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    memory_limit: int | None = None,
+    cost_model: Any = None,
+    solver: Any = None,
+    time_limit_s: float = 60.0,
+    plan: Plan | None = None,
+) -> Any:
+    """Make ``fn`` run sharded over ``mesh``, with shardings that a solver chooses.
+
+    Without ``fn`` it returns a decorator: ``@autoshard(mesh=mesh)``.
+
+    Args:
+        fn: What ``jax.jit`` takes: a function of pytrees of arrays.
+        mesh: A ``jax.sharding.Mesh`` of 1 to 4 axes, of any axis types and device order.
+        static_argnums: As for ``jax.jit``; as are the next three.
+        static_argnames: Keywords that are part of the program.
+        donate_argnums: Positions whose buffers may be reused; a donated state gets the sharding of
+            the result that replaces it.
+        donate_argnames: Keywords whose buffers may be reused.
+        in_shardings: Arguments whose sharding is fixed: a pytree prefix of the positional arguments
+            with ``PartitionSpec``, ``NamedSharding`` or None (free), or a dictionary from paths
+            such as ``"[0]['w1']"`` or ``"state.params['w1']"`` to them.
+        out_shardings: The same for the result, with paths such as ``"[1]"`` or ``"result[1]"``.
+        memory_limit: What one device may use at its peak [bytes]; by default the device's memory,
+            and no limit on CPU.
+        cost_model: A cost model or the name of one; by default the one of the mesh's devices.
+        solver: A solver or the name of one.
+        time_limit_s: Time the solver may take [s].
+        plan: A plan to use instead of searching for one; refused if it is for another program.
+
+    Returns:
+        A :class:`Sharded` function.
+
+    Raises:
+        InputError: A mesh, function or option that cannot be used.
+    """
+    options = Options(in_shardings, out_shardings, memory_limit, cost_model, solver, time_limit_s)
+
+    def wrap(function: Any) -> Sharded:
+        _check_function(function)
+        convention = Convention.of(
+            function, static_argnums, static_argnames, donate_argnums, donate_argnames
+        )
+        return Sharded(function, _checked_mesh(mesh), convention, options, plan)
+
+    if fn is None:
+        _checked_mesh(mesh)
+        return wrap
+    return wrap(fn)
+
+
+def mesh_shape(mesh: Mesh) -> MeshShape:
+    """Names and sizes of a mesh's axes."""
+    return MeshShape(tuple(map(str, mesh.axis_names)), tuple(mesh.devices.shape))
+
+
+def _checked_mesh(mesh: Any) -> Mesh:
+    example = "jax.make_mesh((4, 2), ('data', 'model'))"
+    if mesh is None:
+        raise InputError("there is no mesh to shard over", fix=f"pass mesh={example}")
+    if not isinstance(mesh, Mesh):
+        raise InputError(
+            f"mesh is a {type(mesh).__name__}, not a jax.sharding.Mesh", fix=f"pass mesh={example}"
+        )
+    if not 1 <= len(mesh.axis_names) <= MAX_AXES:
+        raise InputError(
+            f"the mesh has {len(mesh.axis_names)} axes; 1 to {MAX_AXES} can be planned for",
+            at=f"mesh {dict(mesh.shape)}",
+            fix=f"make one such as {example}",
+        )
+    odd = [name for name in mesh.axis_names if not isinstance(name, str)]
+    if odd:
+        raise InputError(
+            f"mesh axis {odd[0]!r} is not named by a string",
+            at=f"mesh {dict(mesh.shape)}",
+            fix=f"make one such as {example}",
+        )
+    return mesh
+
+
+def _check_function(fn: Any) -> None:
+    if isinstance(fn, Mesh):
+        raise InputError("the function is missing", fix="say autoshard(fn, mesh)")
+    if not callable(fn):
+        raise InputError(
+            f"a {type(fn).__name__} is no function to shard", fix="say autoshard(fn, mesh)"
+        )
+
+
+def _boundaries(leaves: Sequence[Leaf], given: Sequence[Sharding | None]) -> tuple[Boundary, ...]:
+    """What the planner is told of each argument or result; typed keys stay whole unless pinned."""
+    return tuple(
+        Boundary(
+            leaf.name,
+            leaf.donated,
+            replicated(leaf.module_rank) if pin is None and leaf.is_key else pin,
+        )
+        for leaf, pin in zip(leaves, given, strict=True)
+    )
