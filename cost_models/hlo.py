@@ -21,7 +21,7 @@ _TABLE_ROW = re.compile(r"(\d+) (.*)")
 _HEADER = re.compile(r"(ENTRY )?%?([^\s(]+).*\{")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?(\S+) = ")
 _INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
-_SHAPE = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
+_SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{}]|, ')
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME_ID = re.compile(r"stack_frame_id=(\d+)")
@@ -259,7 +259,7 @@ def _instruction(text: str, sources: Mapping[str, str]) -> Instruction | None:
 def _shapes(text: str) -> tuple[Shape, ...]:
     """All arrays named in a shape, tuples flattened."""
     return tuple(
-        Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d), layout)
+        Shape(dtype, tuple(int(size) for size in re.findall(r"\d+", dims)), layout)
         for dtype, dims, layout in _SHAPE.findall(text)
     )
 

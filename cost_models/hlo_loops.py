@@ -270,13 +270,12 @@ def _trips(start: int, bound: int, step: int, direction: str) -> int | None:
         distance, step = -distance, -step
     if direction == "NE":
         return distance // step if distance % step == 0 and distance // step >= 0 else None
-    if step <= 0:
+    if direction not in ("LT", "GT", "LE", "GE"):
         return None
-    if direction in ("LT", "GT"):
-        return max(0, -(-distance // step))
-    if direction in ("LE", "GE"):
-        return max(0, distance // step + 1)
-    return None
+    reach = distance + (direction in ("LE", "GE"))  # trips are the steps that stay below it
+    if reach <= 0:
+        return 0
+    return -(-reach // step) if step > 0 else None
 
 
 _Calls = tuple[tuple[int, tuple[str, ...]], ...]
