@@ -25,7 +25,8 @@ from autoshard.execute import (
     named,
     trace,
 )
-from autoshard.plan import Plan, plan_module
+from autoshard.plan import Plan
+from autoshard.planner import plan_module
 from autoshard.program import Boundary
 from autoshard.rewrite import rewrite
 from autoshard.shardings import MeshShape, Sharding, replicated

@@ -207,10 +207,15 @@ def extract(
         InputError: The program prescribes a sharding on other axes than the mesh has.
     """
     with module.context:
-        passmanager.PassManager.parse(
-            "builtin.module(func.func(sdy-populate-op-sharding-rules))"
-        ).run(module.operation)
+        add_rules(module)
         return _Reader(module, mesh).read(tuple(arguments), tuple(results), tuple(ties))
+
+
+def add_rules(module: ir.Module) -> None:
+    """Have Shardy put its sharding rule on every op that has one."""
+    passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(
+        module.operation
+    )
 
 
 class _Reader:
@@ -326,7 +331,7 @@ class _Reader:
         attribute = operation.attributes["sdy.sharding_rule"]
         key = (attribute, operation.name)
         if key not in self.rules:
-            self.rules[key] = _read_rule(operation, sdy.OpShardingRuleAttr(attribute))
+            self.rules[key] = read_rule(operation)
         return self.rules[key]
 
     def _free_depth(
@@ -397,7 +402,9 @@ def _type(type_: ir.Type) -> tuple[tuple[int, ...], str, int]:
     return shape, dtype, math.ceil(math.prod(shape) * bits / 8)
 
 
-def _read_rule(operation: ir.Operation, attribute: sdy.OpShardingRuleAttr) -> Rule:
+def read_rule(operation: ir.Operation) -> Rule:
+    """The sharding rule that Shardy put on an op."""
+    attribute = sdy.OpShardingRuleAttr(operation.attributes["sdy.sharding_rule"])
     sizes = tuple(attribute.factor_sizes)
     special: dict[int, FactorKind] = {}
     special.update(dict.fromkeys(attribute.reduction_factors, "reduction"))

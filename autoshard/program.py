@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from jax.extend.mlir import ir, passmanager
 
@@ -22,7 +23,8 @@ REGION_OPS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 TERMINATORS = frozenset({"stablehlo.return", "func.return", "sdy.return"})
 
 _FRAME = re.compile(r'"([^"]+\.(?:py|ipynb))":(\d+)')
-_LIBRARY = re.compile(r"site-packages/|/jax/_src/|<frozen")
+_LIBRARY = re.compile(r"/site-packages/|/jax/_src/|<frozen")
+_OURS = tuple(str(Path(__file__).parent / name) for name in ("execute.py", "api.py", "signature.py"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def terminator(block: ir.Block) -> ir.Operation:
 def source_of(operation: ir.Operation) -> str:
     """``file.py:line`` of the innermost frame outside libraries; empty if there is none."""
     frames: list[tuple[str, str]] = _FRAME.findall(str(operation.location))
-    own = [f for f in frames if not _LIBRARY.search(f[0])] or frames
+    own = [f for f in frames if not _LIBRARY.search(f[0]) and not f[0].startswith(_OURS)] or frames
     return f"{own[0][0].rsplit('/', 1)[-1]}:{own[0][1]}" if own else ""
 
 

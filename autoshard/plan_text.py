@@ -1,0 +1,76 @@
+"""A plan as text: what is sharded how, what it costs, and where the time and memory go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autoshard.shardings import to_partition_spec
+
+if TYPE_CHECKING:
+    from autoshard.plan import BoundaryPlan, Plan
+
+_ROWS = 40
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as a person reads it, one screen for a small program."""
+    p, s = plan.predicted, plan.solver
+    gap = "proved optimal" if s.gap == 0 else f"gap {s.gap:.2%}"
+    lines = [
+        f"Plan on {plan.mesh} ({plan.mesh.devices} devices), cost model {plan.cost_model}",
+        f"  predicted step {seconds(p.step_s)}: compute and memory {seconds(p.compute_s)}, "
+        f"communication {seconds(p.communication_s)}",
+        f"  predicted peak {nbytes(p.peak_bytes)} per device"
+        + (f" of {nbytes(plan.memory_limit)}" if plan.memory_limit is not None else "")
+        + f"; {nbytes(p.collective_bytes)} sent in {len(plan.collectives)} collectives; "
+        f"{p.flops / 1e9:.3f} GFLOP in products",
+        f"  solver {s.solver}: {gap}; {s.nodes} decisions, {s.edges} edges, {s.seconds:.2f} s "
+        f"(planning {plan.planning_s:.2f} s)",
+        "",
+        "Arguments",
+        *_boundary_rows(plan.arguments),
+        "",
+        "Results",
+        *_boundary_rows(plan.results),
+    ]
+    if plan.collectives:
+        lines += ["", "Collectives, dearest first"]
+        dearest = sorted(plan.collectives, key=lambda c: -c.seconds * c.trips)
+        for c in dearest[:12]:
+            times = f" x{c.trips}" if c.trips > 1 else ""
+            lines.append(
+                f"  {seconds(c.seconds * c.trips):>9}  {c.kind} over {'*'.join(c.axes)}, "
+                f"{nbytes(c.nbytes)}{times}: {c.why}" + (f" ({c.source})" if c.source else "")
+            )
+        if len(dearest) > 12:
+            lines.append(f"  … and {len(dearest) - 12} more")
+    return "\n".join(lines)
+
+
+def _boundary_rows(rows: tuple[BoundaryPlan, ...]) -> list[str]:
+    width = max((len(r.name) for r in rows), default=0)
+    text = []
+    for r in rows[:_ROWS]:
+        entries = ", ".join(repr(e) for e in to_partition_spec(r.sharding))
+        notes = "".join(f" [{n}]" for n, on in (("donated", r.donated), ("pinned", r.pinned)) if on)
+        kind = f"{r.dtype}[{','.join(map(str, r.shape))}]"
+        text.append(f"  {r.name:<{width}}  {kind:<20} P({entries})  {nbytes(r.nbytes)}{notes}")
+    if len(rows) > _ROWS:
+        text.append(f"  … and {len(rows) - _ROWS} more")
+    return text
+
+
+def seconds(value: float) -> str:
+    """A time with a unit that suits it."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"
+
+
+def nbytes(value: float) -> str:
+    """Bytes with a binary unit that suits them."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value:.0f} B"

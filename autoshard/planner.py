@@ -1,0 +1,496 @@
+"""From a module to a plan: extract, price, solve, and put the solution into a user's words."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jax.extend.mlir import ir
+
+from autoshard.cost_models import COST_MODELS
+from autoshard.cost_models.protocol import CollectiveKind, CostModel, wire_bytes
+from autoshard.errors import InfeasibleError, InputError
+from autoshard.graph import Graph, Op, extract
+from autoshard.memory import Copy, Footprint, footprint
+from autoshard.plan import (
+    BoundaryPlan,
+    MemoryHolder,
+    MemoryPoint,
+    OpPlan,
+    Plan,
+    PlannedCollective,
+    Predicted,
+    ReshardPlan,
+    SolverReport,
+)
+from autoshard.pricing import Node, Priced, partial_bytes, price, total_seconds, work_of
+from autoshard.program import Boundary, normalize
+from autoshard.reads import Read, reads
+from autoshard.reshard import Step, layouts
+from autoshard.shardings import MeshShape, Sharding, replicated
+from autoshard.solvers import SOLVERS, Progress, Solution, Solver, Status
+
+ROUNDS = 6
+"""How often the solver's limit is tightened when the plan's own memory count exceeds the user's."""
+
+
+def plan_module(
+    module: ir.Module,
+    arguments: Sequence[Boundary],
+    results: Sequence[Boundary],
+    mesh: MeshShape,
+    *,
+    ties: Sequence[tuple[int, int]] = (),
+    memory_limit: int | None = None,
+    cost_model: CostModel | str = "cpu",
+    solver: Solver | str | None = None,
+    time_limit_s: float = 60.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Choose a sharding for every argument, result and op of a lowered module.
+
+    Args:
+        module: A StableHLO module as JAX lowers it, without shardings; it is normalized in place.
+        arguments: The caller's view of each argument of ``main``.
+        results: The caller's view of each result of ``main``.
+        mesh: The mesh to run on.
+        ties: Pairs (argument position, result position) that share a buffer.
+        memory_limit: What one device may hold at its peak [bytes]; None takes the cost model's.
+        cost_model: A cost model or the name of one.
+        solver: A solver or the name of one; None for the exact one.
+        time_limit_s: Time the solver may take [s].
+        progress: Called with signs of life from the solver.
+
+    Raises:
+        InfeasibleError: No plan fits the memory limit; says what is needed at least, and where.
+        InputError: A pin or option that cannot be met.
+    """
+    start = time.perf_counter()
+    model = COST_MODELS[cost_model]() if isinstance(cost_model, str) else cost_model
+    chosen, label = _solver(solver)
+    limit = memory_limit
+    if limit is None and model.memory_bytes is not None:
+        limit = int(model.memory_bytes)
+    normalize(module)
+    graph = extract(module, mesh, arguments, results, ties)
+    priced = price(graph, mesh, model, limit)
+    plan, solution = _solve(graph, priced, mesh, model, chosen, limit, time_limit_s, progress)
+    report = SolverReport(
+        solver=label,
+        status=solution.status.value,
+        gap=solution.gap,
+        objective_s=total_seconds(solution.cost),
+        nodes=len(priced.nodes),
+        edges=len(priced.problem.edges),
+        seconds=solution.seconds,
+    )
+    return replace(
+        plan, solver=report, memory_limit=limit, planning_s=time.perf_counter() - start
+    )
+
+
+def _solver(solver: Solver | str | None) -> tuple[Solver, str]:
+    if solver is None or isinstance(solver, str):
+        name = solver or "exact"
+        return SOLVERS[name], name
+    if not isinstance(solver, Solver):
+        raise InputError(
+            f"{solver!r} is not a solver",
+            fix="pass a name or an object with solve(problem, *, time_limit_s, seed, hint, progress)",
+        )
+    return solver, type(solver).__name__
+
+
+def _solve(
+    graph: Graph,
+    priced: Priced,
+    mesh: MeshShape,
+    model: CostModel,
+    solver: Solver,
+    limit: int | None,
+    time_limit_s: float,
+    progress: Callable[[Progress], None] | None,
+) -> tuple[Plan, Solution]:
+    """Solve; where the plan's own memory count exceeds the limit, tighten the solver's and retry."""
+    deadline = time.perf_counter() + time_limit_s
+    problem, hint = priced.problem, None
+    least: Plan | None = None
+    for _ in range(ROUNDS):
+        left = max(0.5, deadline - time.perf_counter())
+        solution = solver.solve(problem, time_limit_s=left, hint=hint, progress=progress)
+        if not solution.choices:
+            raise _infeasible(priced, solution, limit, least)
+        hint = solution.choices
+        plan = interpret(graph, priced, mesh, model, solution.choices)
+        peak = plan.predicted.peak_bytes
+        if limit is None or peak <= limit:
+            return plan, solution
+        if least is None or peak < least.predicted.peak_bytes:
+            least = plan
+        tighter = min(problem.usage_limit or limit, solution.peak_usage) - (peak - limit)
+        if tighter <= 0:
+            break
+        problem = replace(problem, usage_limit=int(tighter))
+    raise _infeasible(priced, None, limit, least)
+
+
+def _infeasible(
+    priced: Priced, solution: Solution | None, limit: int | None, least: Plan | None
+) -> InfeasibleError:
+    if solution is not None and solution.status is Status.UNKNOWN:
+        return InfeasibleError(
+            f"no plan that fits {limit} bytes of memory per device was found in time",
+            fix="give a longer time_limit_s, a larger mesh or a higher memory_limit",
+        )
+    if solution is not None and solution.shortage is None:
+        return InfeasibleError(
+            "the pins and constraints cannot all be met",
+            fix="remove a pin from in_shardings, out_shardings or the function",
+        )
+    if least is not None:
+        needed = least.predicted.peak_bytes
+        held = [(h.name, h.nbytes) for h in least.holders[:5]]
+    else:
+        assert solution is not None and solution.shortage is not None
+        shortage = solution.shortage
+        needed = max(solution.least_usage_limit, (limit or 0) + shortage.missing)
+        held = [
+            (priced.problem.names[n], u)
+            for n, u in zip(shortage.nodes[:5], shortage.usages[:5], strict=True)
+        ]
+    holders = ", ".join(f"{n} ({b:,} bytes)" for n, b in held)
+    return InfeasibleError(
+        f"the program does not fit the memory limit of {limit:,} bytes per device: "
+        f"it needs at least {needed:,} bytes per device",
+        at=f"held at the fullest moment: {holders}",
+        fix="raise memory_limit, use a larger mesh, or recompute activations with jax.checkpoint",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """What the reads of a program make necessary."""
+
+    reshards: tuple[ReshardPlan, ...]
+    collectives: tuple[PlannedCollective, ...]
+    copies: tuple[Copy, ...]
+    slice_s: float
+
+
+def interpret(
+    graph: Graph, priced: Priced, mesh: MeshShape, model: CostModel, choices: Sequence[int]
+) -> Plan:
+    """Turn one choice per node into a plan; every total is recomputed from the choices."""
+    sharding = _value_shardings(graph, priced, mesh, choices)
+    ops = tuple(
+        plan
+        for op in graph.ops
+        if (plan := _op_plan(graph, priced, mesh, model, choices, op, sharding)) is not None
+    )
+    final = _result_shardings(graph, mesh, sharding)
+    moves = _moves(graph, priced, mesh, ops, sharding, final)
+    reductions = tuple(_reductions(graph, priced, mesh, choices))
+    collectives = (*reductions, *moves.collectives)
+    local = {
+        v.id: _local_bytes(v.nbytes, sharding.get(v.alias, replicated(len(v.shape))), mesh)
+        for v in graph.values
+    }
+    memory = footprint(graph, priced.fusion, local, moves.copies)
+    compute_s = sum(op.seconds * op.trips for op in ops) + moves.slice_s
+    communication_s = sum(c.seconds * c.trips for c in collectives)
+    return Plan(
+        mesh=mesh,
+        cost_model=model.name,
+        arguments=_boundaries(graph, mesh, sharding),
+        results=_result_boundaries(graph, mesh, final),
+        ops=ops,
+        reshards=moves.reshards,
+        collectives=collectives,
+        predicted=Predicted(
+            flops=sum(op.flops * op.trips for op in ops if _is_product(op.name)),
+            hbm_bytes=sum(op.hbm_bytes * op.trips for op in ops),
+            collective_bytes=sum(
+                wire_bytes(c.kind, c.nbytes, c.devices) * c.trips for c in collectives
+            ),
+            peak_bytes=memory.peak_bytes,
+            compute_s=compute_s,
+            communication_s=communication_s,
+            step_s=compute_s + communication_s,
+        ),
+        memory=tuple(MemoryPoint(i, b) for i, b in enumerate(memory.timeline)),
+        holders=tuple(MemoryHolder(n, b) for n, b in memory.holders),
+        solver=SolverReport("", "", 0.0, 0.0, 0, 0, 0.0),
+        memory_limit=None,
+        planning_s=0.0,
+        signature=graph.signature(),
+        fingerprint=hashlib.sha256(f"{graph.fingerprint()} {mesh}".encode()).hexdigest(),
+    )
+
+
+def _is_product(name: str) -> bool:
+    return name in ("stablehlo.dot_general", "stablehlo.convolution")
+
+
+def _value_shardings(
+    graph: Graph, priced: Priced, mesh: MeshShape, choices: Sequence[int]
+) -> dict[int, Sharding]:
+    """Sharding of every value that has one; free values have none of their own."""
+    found = {}
+    for tensor in graph.values:
+        number, position = priced.maker[tensor.id]
+        if number >= 0:
+            table = layouts(len(tensor.shape), mesh)
+            ids = priced.nodes[number].layouts[position]
+            found[tensor.id] = table.shardings[int(ids[choices[number]])]
+    return found
+
+
+def _op_plan(
+    graph: Graph,
+    priced: Priced,
+    mesh: MeshShape,
+    model: CostModel,
+    choices: Sequence[int],
+    op: Op,
+    sharding: dict[int, Sharding],
+) -> OpPlan | None:
+    """The plan of one op; None for free ones, which take any sharding."""
+    if op.results and all(graph.values[v].free for v in op.results):
+        return None
+    shapes = tuple(f"{t.dtype}{list(t.shape)}" for t in (graph.values[v] for v in op.results))
+    results = tuple(sharding[v] for v in op.results)
+    node_number = _op_node(priced, op)
+    if node_number is None:
+        wanted = results if op.name == "stablehlo.while" or op.is_alias else tuple(
+            replicated(len(graph.values[v].shape)) for v in op.operands
+        )
+        return OpPlan(
+            op.index, op.name, op.source, shapes, (), wanted, results, None, (), op.trips,
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0,
+        )
+    node, choice = priced.nodes[node_number], choices[node_number]
+    strategies = node.strategies
+    assert strategies is not None
+    work = work_of(graph, op, strategies, priced.fusion, mesh)
+    operands = tuple(
+        layouts(len(graph.values[v].shape), mesh).shardings[int(ids[choice])]
+        for v, ids in zip(op.operands, strategies.operands, strict=True)
+    )
+    axes = strategies.factor_axes[choice]
+    sizes = op.rule.sizes if op.rule is not None else ()
+    factors = tuple(
+        (f"{_letter(f)}={sizes[f]}", a) for f, a in enumerate(axes) if a
+    )
+    reduced = strategies.reduced[choice]
+    partial = None
+    if strategies.scattered[choice]:
+        gone = set(reduced)
+        partial = tuple(tuple(a for a in d if a not in gone) for d in results[0])
+    return OpPlan(
+        index=op.index,
+        name=op.name,
+        source=op.source,
+        shapes=shapes,
+        factors=factors,
+        operands=operands,
+        results=results,
+        partial=partial,
+        reduced=reduced,
+        trips=op.trips,
+        flops=float(work.flops[choice]),
+        hbm_bytes=float(work.hbm_bytes[choice]),
+        compute_s=float(model.compute_s(work)[choice]),
+        hbm_s=float(model.hbm_s(work)[choice]),
+        seconds=float(node.seconds[choice]),
+        reduce_s=float(node.reduce_s[choice]),
+        nbytes=sum(
+            _local_bytes(graph.values[v].nbytes, s, mesh)
+            for v, s in zip(op.results, results, strict=True)
+            if priced.fusion.materialized[v]
+        ),
+    )
+
+
+def _letter(factor: int) -> str:
+    """Factors are named as Shardy prints them: i, j, k, …"""
+    return chr(ord("i") + factor) if factor < 18 else f"z_{factor - 17}"
+
+
+def _op_node(priced: Priced, op: Op) -> int | None:
+    if not op.results:
+        return next((n for n, node in enumerate(priced.nodes) if _is_node_of(node, op)), None)
+    number, _ = priced.maker[op.results[0]]
+    return number if number >= 0 and _is_node_of(priced.nodes[number], op) else None
+
+
+def _is_node_of(node: Node, op: Op) -> bool:
+    return node.kind == "op" and node.op == op.index
+
+
+def _result_shardings(
+    graph: Graph, mesh: MeshShape, sharding: dict[int, Sharding]
+) -> tuple[Sharding, ...]:
+    tied = {r: graph.arguments[a] for a, r in graph.ties}
+    final = []
+    for r, value in enumerate(graph.results):
+        pin = graph.result_info[r].pin
+        if r in tied:
+            final.append(sharding[tied[r]])
+        elif pin is not None:
+            final.append(tuple(tuple(a for a in d if mesh.size((a,)) > 1) for d in pin))
+        else:
+            final.append(sharding.get(value, replicated(len(graph.values[value].shape))))
+    return tuple(final)
+
+
+def _moves(
+    graph: Graph,
+    priced: Priced,
+    mesh: MeshShape,
+    ops: tuple[OpPlan, ...],
+    sharding: dict[int, Sharding],
+    final: tuple[Sharding, ...],
+) -> _Moves:
+    by_index = {op.index: op for op in ops}
+    reshards, collectives, slice_s = [], [], 0.0
+    available: dict[tuple[int, tuple[int, int]], set[Sharding]] = {}
+    held: dict[tuple[int, tuple[int, int], Sharding], Copy] = {}
+    for read in reads(graph):
+        if read.value not in sharding:
+            continue
+        wanted = _wanted(graph, by_index, final, read)
+        source = sharding[read.value]
+        if wanted is None or wanted == source:
+            continue
+        tensor = graph.values[read.value]
+        steps = priced.resharder.path(tensor.shape, tensor.nbytes, source, wanted)
+        where = (read.value, read.block)
+        known = available.setdefault(where, {source})
+        reached = max((i + 1 for i, s in enumerate(steps) if s.target in known), default=0)
+        reshards.append(
+            ReshardPlan(
+                read.value, read.block, read.op, source, tuple(s.target for s in steps), read.trips
+            )
+        )
+        copy = held.get((*where, wanted))
+        name = f"copy of {_value_name(graph, read.value)}"
+        size = _local_bytes(tensor.nbytes, wanted, mesh)
+        start = copy.start if copy else read.op
+        held[(*where, wanted)] = Copy(name, size, min(start, read.op), max(start, read.op))
+        for step in steps[reached:]:
+            known.add(step.target)
+            if step.kind == "slice":
+                slice_s += step.seconds * read.trips
+            else:
+                collectives.append(_moved(graph, mesh, read, step, tensor.dtype))
+    return _Moves(tuple(reshards), tuple(collectives), tuple(held.values()), slice_s)
+
+
+def _moved(
+    graph: Graph, mesh: MeshShape, read: Read, step: Step, dtype: str
+) -> PlannedCollective:
+    kind: CollectiveKind = "permute"
+    if step.kind != "slice":
+        kind = step.kind
+    reader = graph.ops[read.op] if read.op < len(graph.ops) else None
+    for_whom = f"{reader.kind} #{reader.index}" if reader else "the result"
+    return PlannedCollective(
+        kind=kind,
+        axes=step.axes,
+        devices=mesh.size(step.axes),
+        nbytes=step.nbytes,
+        trips=read.trips,
+        seconds=step.seconds,
+        op=read.op,
+        dtype=dtype,
+        why=f"{_value_name(graph, read.value)} for {for_whom}",
+        source=reader.source if reader else "",
+    )
+
+
+def _value_name(graph: Graph, value: int) -> str:
+    tensor = graph.values[graph.values[value].alias]
+    if tensor.op < 0:
+        return graph.argument_info[tensor.position].name
+    op = graph.ops[tensor.op]
+    return f"{op.kind} #{op.index}"
+
+
+def _wanted(
+    graph: Graph, ops: dict[int, OpPlan], final: tuple[Sharding, ...], read: Read
+) -> Sharding | None:
+    if read.op == len(graph.ops):
+        return final[read.position]
+    plan = ops.get(read.op)
+    if plan is None:
+        return None
+    return plan.results[read.position] if read.returned else plan.operands[read.position]
+
+
+def _reductions(
+    graph: Graph, priced: Priced, mesh: MeshShape, choices: Sequence[int]
+) -> list[PlannedCollective]:
+    found = []
+    for number, node in enumerate(priced.nodes):
+        strategies, choice = node.strategies, choices[number]
+        if strategies is None or not strategies.reduced[choice]:
+            continue
+        op = graph.ops[node.op]
+        axes = strategies.reduced[choice]
+        size = float(partial_bytes(graph, op, strategies, mesh)[choice])
+        kind: CollectiveKind = "reduce_scatter" if strategies.scattered[choice] else "all_reduce"
+        found.append(
+            PlannedCollective(
+                kind=kind,
+                axes=axes,
+                devices=mesh.size(axes),
+                nbytes=size,
+                trips=op.trips,
+                seconds=float(node.reduce_s[choice]),
+                op=op.index,
+                dtype=graph.values[op.results[0]].dtype,
+                why=f"partial results of {op.kind} #{op.index}",
+                source=op.source,
+            )
+        )
+    return found
+
+
+def _local_bytes(nbytes: int, sharding: Sharding, mesh: MeshShape) -> int:
+    return int(np.ceil(nbytes / mesh.size(a for dim in sharding for a in dim)))
+
+
+def _boundaries(
+    graph: Graph, mesh: MeshShape, sharding: dict[int, Sharding]
+) -> tuple[BoundaryPlan, ...]:
+    rows = []
+    for value, info in zip(graph.arguments, graph.argument_info, strict=True):
+        tensor = graph.values[value]
+        rows.append(
+            BoundaryPlan(
+                info.name, tensor.shape, tensor.dtype, sharding[value],
+                _local_bytes(tensor.nbytes, sharding[value], mesh), info.donated, info.pin is not None,
+            )
+        )
+    return tuple(rows)
+
+
+def _result_boundaries(
+    graph: Graph, mesh: MeshShape, final: tuple[Sharding, ...]
+) -> tuple[BoundaryPlan, ...]:
+    rows = []
+    for value, info, sharding in zip(graph.results, graph.result_info, final, strict=True):
+        tensor = graph.values[value]
+        rows.append(
+            BoundaryPlan(
+                info.name, tensor.shape, tensor.dtype, sharding,
+                _local_bytes(tensor.nbytes, sharding, mesh), False, info.pin is not None,
+            )
+        )
+    return tuple(rows)
+
+
+__all__ = ["Footprint", "interpret", "plan_module"]

@@ -1,0 +1,238 @@
+"""Write a plan into the module it was made for.
+
+Every op gets the shardings its strategy implies, every reshard is written as a chain of single
+steps, and values that cost nothing are made anew wherever they are read, in the sharding that is
+wanted there. Nothing is left for propagation to decide.
+"""
+
+from __future__ import annotations
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
+
+from autoshard.errors import PlanMismatchError
+from autoshard.graph import MATERIALS, add_rules, read_rule
+from autoshard.plan import OpPlan, Plan
+from autoshard.program import REGION_OPS, TERMINATORS, main_block, normalize, terminator, walk
+from autoshard.shardings import Sharding
+
+_STEP = "sdy.sharding_constraint"
+_OWN = frozenset({_STEP, "sdy.manual_computation"})
+"""Ops that carry their sharding themselves."""
+
+
+def rewrite(module: ir.Module, plan: Plan) -> None:
+    """Annotate a freshly lowered module in place.
+
+    Args:
+        module: As JAX lowers the planned function with the plan's argument and result shardings.
+        plan: Its plan.
+
+    Raises:
+        PlanMismatchError: The module is not the program that the plan was made for.
+    """
+    normalize(module)
+    with module.context, ir.Location.unknown():
+        add_rules(module)
+        writer = _Writer(module, plan)
+        writer.block(main_block(module), (-1, 0), None)
+        if writer.index != writer.count:
+            raise _mismatch(f"it has {writer.index} ops, the plan {writer.count}")
+        for _, _, operation in walk(main_block(module)):
+            if "sdy.sharding_rule" in operation.attributes:
+                del operation.attributes["sdy.sharding_rule"]
+
+
+class _Writer:
+    """Walks the module in the order in which the plan numbers its ops."""
+
+    def __init__(self, module: ir.Module, plan: Plan) -> None:
+        self.plan = plan
+        self.mesh = _mesh_symbol(module, plan)
+        self.ops = {op.index: op for op in plan.ops}
+        heads = len(plan.arguments)
+        self.lines = plan.signature[heads : len(plan.signature) - len(plan.results)]
+        self.count = len(self.lines)
+        self.index = 0
+        self.shardings: dict[ir.Value, Sharding] = {}
+        self.free: dict[ir.Value, bool] = {}
+        self.made: dict[tuple[ir.Value, ir.Block, Sharding], ir.Value] = {}
+        self.attributes: dict[Sharding, ir.Attribute] = {}
+        self.chains = {(r.value, r.chain[-1]): r.chain for r in plan.reshards}
+        self.numbers: dict[ir.Value, int] = {}
+        self.numbered = 0
+
+    def block(
+        self, block: ir.Block, place: tuple[int, int], returned: tuple[Sharding, ...] | None
+    ) -> None:
+        if place[0] == -1:
+            for argument, boundary in zip(block.arguments, self.plan.arguments, strict=True):
+                self._number(argument)
+                self.shardings[argument] = boundary.sharding
+            returned = self.plan.result_shardings
+        for op in list(block.operations):
+            if op.operation.name not in TERMINATORS:
+                self._op(op.operation)
+        if returned is not None:
+            end = terminator(block)
+            for position, wanted in enumerate(returned):
+                self._read(end, position, wanted)
+
+    def _op(self, operation: ir.Operation) -> None:
+        index = self.index
+        self.index += 1
+        if index >= self.count or not self.lines[index].startswith(f"{operation.name}("):
+            there = self.lines[index] if index < self.count else "nothing"
+            raise _mismatch(f"op {index} is {operation.name}, the plan has {there}")
+        for value in operation.results:
+            self._number(value)
+        plan = self.ops.get(index)
+        if plan is None:
+            for value in operation.results:
+                self.free[value] = True
+            return
+        for position, wanted in enumerate(plan.operands):
+            self._read(operation, position, wanted)
+        for value, sharding in zip(operation.results, plan.results, strict=True):
+            self.shardings[value] = sharding
+        if operation.name in REGION_OPS:
+            self._regions(operation, index, plan)
+        if operation.name not in _OWN and len(operation.results):
+            natural = plan.results if plan.partial is None else (plan.partial,)
+            inner = ", ".join(self._text(s) for s in natural)
+            operation.attributes["sdy.sharding"] = ir.Attribute.parse(
+                f"#sdy.sharding_per_value<[{inner}]>"
+            )
+            if plan.partial is not None:
+                self._scatter(operation, plan)
+
+    def _regions(self, operation: ir.Operation, index: int, plan: OpPlan) -> None:
+        is_loop = operation.name == "stablehlo.while"
+        for number, region in enumerate(operation.regions):
+            block = region.blocks[0]
+            if is_loop:
+                for argument, value, sharding in zip(
+                    block.arguments, operation.results, plan.results, strict=True
+                ):
+                    self.numbers[argument] = self.numbers[value]
+                    self.shardings[argument] = sharding
+            returned = None if is_loop and number == 0 else plan.results
+            self.block(block, (index, number), returned)
+
+    def _number(self, value: ir.Value) -> None:
+        self.numbers[value] = self.numbered
+        self.numbered += 1
+
+    def _read(self, reader: ir.Operation, position: int, wanted: Sharding) -> None:
+        """Give ``reader`` its operand in the sharding it wants."""
+        value = reader.operands[position]
+        if value in self.free:
+            reader.operands[position] = self._materialize(value, wanted, reader)
+            return
+        if self.shardings[value] == wanted:
+            return
+        block = reader.block
+        if (value, block, wanted) not in self.made:
+            current = value
+            for step in self._chain(value, wanted):
+                key = (value, block, step)
+                if key not in self.made:
+                    self.made[key] = self._step(current, step, reader)
+                current = self.made[key]
+        reader.operands[position] = self.made[(value, block, wanted)]
+
+    def _chain(self, value: ir.Value, wanted: Sharding) -> tuple[Sharding, ...]:
+        chain = self.chains.get((self.numbers[value], wanted))
+        if chain is None:
+            raise _mismatch(f"%{self.numbers[value]} needs a reshard to {wanted} the plan lacks")
+        return chain
+
+    def _step(self, value: ir.Value, sharding: Sharding, before: ir.Operation) -> ir.Value:
+        made = ir.Operation.create(
+            _STEP,
+            results=[value.type],
+            operands=[value],
+            attributes={"sharding": self._attribute(sharding)},
+            loc=before.location,
+            ip=ir.InsertionPoint(before),
+        )
+        return made.results[0]
+
+    def _scatter(self, operation: ir.Operation, plan: OpPlan) -> None:
+        """After a reduction, keep only one's own part: XLA makes both a reduce-scatter."""
+        value = operation.results[0]
+        made = ir.Operation.create(
+            _STEP,
+            results=[value.type],
+            operands=[value],
+            attributes={"sharding": self._attribute(plan.results[0])},
+            loc=operation.location,
+            ip=ir.InsertionPoint(operation),
+        )
+        made.move_after(operation)
+        value.replace_all_uses_except(made.results[0], [made])
+        self.numbers[made.results[0]] = self.numbers[value]
+        self.shardings[made.results[0]] = plan.results[0]
+
+    def _materialize(self, value: ir.Value, wanted: Sharding, before: ir.Operation) -> ir.Value:
+        """A copy of a free value, made on the spot in the wanted sharding."""
+        key = (value, before.block, wanted)
+        if key not in self.made:
+            original = value.owner
+            copy = original.clone(ir.InsertionPoint(before)).operation
+            if original.name not in MATERIALS:
+                for position, operand in enumerate(original.operands):
+                    sharding = _projected(original, position, wanted)
+                    copy.operands[position] = self._materialize(operand, sharding, copy)
+            copy.attributes["sdy.sharding"] = ir.Attribute.parse(
+                f"#sdy.sharding_per_value<[{self._text(wanted)}]>"
+            )
+            self.made[key] = copy.results[0]
+        return self.made[key]
+
+    def _text(self, sharding: Sharding) -> str:
+        dims = ", ".join("{" + ", ".join(f'"{a}"' for a in d) + "}" for d in sharding)
+        return f"<@{self.mesh}, [{dims}]>"
+
+    def _attribute(self, sharding: Sharding) -> ir.Attribute:
+        if sharding not in self.attributes:
+            self.attributes[sharding] = ir.Attribute.parse(f"#sdy.sharding{self._text(sharding)}")
+        return self.attributes[sharding]
+
+
+def _projected(operation: ir.Operation, position: int, wanted: Sharding) -> Sharding:
+    """What a free op's operand must look like for its result to come out as wanted."""
+    rule = read_rule(operation)
+    mapping = rule.operands[position]
+    axes: dict[int, tuple[str, ...]] = {
+        factors[0]: dim for factors, dim in zip(rule.results[0], wanted, strict=True) if len(factors) == 1
+    }
+    shape = ir.RankedTensorType(operation.operands[position].type).shape
+    return tuple(
+        axes.get(factors[0], ()) if len(factors) == 1 and rule.sizes[factors[0]] == size else ()
+        for factors, size in zip(mapping, shape, strict=True)
+    )
+
+
+def _mesh_symbol(module: ir.Module, plan: Plan) -> str:
+    """Name of the module's mesh; JAX writes one as soon as an argument has a sharding."""
+    wanted = list(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+    for op in module.body.operations:
+        if op.operation.name != "sdy.mesh":
+            continue
+        mesh = sdy.MeshAttr(op.operation.attributes["mesh"])
+        axes = [(a.name, a.size) for a in map(sdy.MeshAxisAttr, mesh.axes)]
+        if axes == wanted and not list(mesh.device_ids):
+            return str(ir.StringAttr(op.operation.attributes["sym_name"]).value)
+    axes_text = ", ".join(f'"{n}"={s}' for n, s in wanted)
+    with ir.InsertionPoint.at_block_begin(module.body):
+        ir.Operation.parse(f"sdy.mesh @planned = <[{axes_text}]>")
+    return "planned"
+
+
+def _mismatch(difference: str) -> PlanMismatchError:
+    return PlanMismatchError(
+        "the module to rewrite is not the program that was planned",
+        at=difference,
+        fix="plan and rewrite the same function with the same arguments and JAX settings",
+    )
