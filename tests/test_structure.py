@@ -17,11 +17,12 @@ PACKAGE = ROOT / "autoshard"
 # A module may import modules of its own layer and of those above it in this list, never below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "table", "shardings"),
-    ("graph", "problem", "program"),
+    ("graph", "problem", "program", "signature", "pins"),
     ("cost_models", "solvers", "passes"),
-    ("strategies", "reshard", "pricing"),
-    ("plan", "rewrite"),
-    ("execute", "validate", "report"),
+    ("fusion", "reads", "memory", "strategies", "reshard", "pricing"),
+    ("plan", "plan_text", "rewrite", "execute"),
+    ("planner",),
+    ("validate", "report"),
     ("api",),
     ("cli", "__main__"),
 )
