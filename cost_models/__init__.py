@@ -37,7 +37,7 @@ COST_MODELS: Table[Callable[[], CostModel]] = Table(
         **{name: f"autoshard.cost_models.analytic:{name}" for name in _ANALYTIC},
     },
 )
-"""Cost models by name: ``cpu`` from this machine's calibration, the others from a chip's figures."""
+"""Cost models by name: ``cpu`` from the machine's calibration, others from a chip's figures."""
 
 
 def default_cost_model(devices: Sequence[Device]) -> CostModel:

@@ -1,0 +1,179 @@
+"""What was measured of one machine's CPU, as a versioned record that is saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import InputError
+
+VERSION = 1
+"""Version of the file format; a file of another version is refused."""
+
+DEFAULT_FILE = "cpu_default.json"
+"""The calibration shipped beside this module: the machine and the date are written in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFit:
+    """A time as a linear function of what is done, fitted to measured times.
+
+    Attributes:
+        fixed_s: Time of doing nothing [s].
+        per_unit_s: Time of one unit of each kind of work [s/FLOP, s/byte, s/element].
+        error: Median relative error of the fit over its observations.
+        observations: How many times it was fitted to.
+    """
+
+    fixed_s: float
+    per_unit_s: Mapping[str, float]
+    error: float
+    observations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One microbenchmark.
+
+    Attributes:
+        name: What ran, e.g. ``all_reduce/4/strided/65536``.
+        seconds: Time of one op while all devices do the same [s].
+        spread: Interquartile range over the median of the timed runs.
+        samples: Timed runs.
+    """
+
+    name: str
+    seconds: float
+    spread: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Fitted constants of a CPU that plays several devices.
+
+    Attributes:
+        machine: The processor's name.
+        date: When it was measured, ISO 8601.
+        jax_version: The JAX that ran.
+        devices: Devices of the mesh; all of them worked at once in every measurement.
+        cores: Cores that they shared.
+        cpu_share: Share of the cores that the process got while it multiplied matrices; well
+            below 1 where other programs were running, whose disturbance is then in the figures.
+        dispatch_s: Time of one call of a program that does nothing on all devices [s].
+        matmul: By element type: time per matmul; units ``flops`` and ``bytes``.
+        elementwise: By element type: time per fused op; units ``bytes`` and ``transcendentals``.
+        collectives: By kind, then group size: time per collective; unit ``bytes``.
+        observations: The measured times behind the fits.
+    """
+
+    machine: str
+    date: str
+    jax_version: str
+    devices: int
+    cores: int
+    cpu_share: float
+    dispatch_s: float
+    matmul: Mapping[str, LinearFit]
+    elementwise: Mapping[str, LinearFit]
+    collectives: Mapping[str, Mapping[int, LinearFit]]
+    observations: tuple[Observation, ...] = field(default=(), repr=False)
+
+    def to_json(self) -> str:
+        """As JSON text; :meth:`from_json` reads it back unchanged."""
+        return json.dumps(
+            {"format": "autoshard-calibration", "version": VERSION, **asdict(self)}, indent=1
+        )
+
+    @staticmethod
+    def from_json(text: str, *, at: str = "") -> Calibration:
+        """Read what :meth:`to_json` wrote.
+
+        Args:
+            text: The JSON text.
+            at: Where it came from, for the message.
+
+        Raises:
+            InputError: It is not a calibration of this version.
+        """
+        try:
+            row = json.loads(text)
+            if row.pop("format") != "autoshard-calibration" or row.pop("version") != VERSION:
+                raise ValueError("format or version")
+            return Calibration(
+                matmul=_fits(row.pop("matmul")),
+                elementwise=_fits(row.pop("elementwise")),
+                collectives={
+                    kind: {int(n): fit for n, fit in _fits(sizes).items()}
+                    for kind, sizes in row.pop("collectives").items()
+                },
+                observations=tuple(Observation(**o) for o in row.pop("observations")),
+                **row,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise InputError(
+                f"not a calibration of version {VERSION}",
+                at=at,
+                fix="delete the file, or measure again with `autoshard calibrate`",
+            ) from err
+
+
+def _fits(rows: Mapping[str, Any]) -> dict[str, LinearFit]:
+    return {key: LinearFit(**row) for key, row in rows.items()}
+
+
+def calibration_path() -> Path:
+    """Where the calibration of this machine is kept: ``autoshard/calibration.json`` in the cache.
+
+    The cache is the folder named by the environment variable ``XDG_CACHE_HOME``, else
+    ``~/.cache``. This is the only environment variable that autoshard reads.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "autoshard" / "calibration.json"
+
+
+def save_calibration(calibration: Calibration, path: Path | None = None) -> Path:
+    """Write a calibration, whole or not at all.
+
+    Args:
+        calibration: What to save.
+        path: Where; None: :func:`calibration_path`.
+
+    Returns:
+        The file written.
+    """
+    path = calibration_path() if path is None else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A reader sees the old file or the new one: the text goes to a neighbour that then replaces it.
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
+    ) as file:
+        file.write(calibration.to_json() + "\n")
+    Path(file.name).replace(path)
+    return path
+
+
+def load_calibration(path: Path | None = None) -> Calibration:
+    """The calibration of this machine, or the shipped one where none was made.
+
+    Args:
+        path: A file to read; None: :func:`calibration_path`, then the shipped default.
+
+    Raises:
+        InputError: The file is not a calibration of this version, or ``path`` does not exist.
+    """
+    own = calibration_path() if path is None else path
+    if own.exists():
+        return Calibration.from_json(own.read_text("utf-8"), at=str(own))
+    if path is not None:
+        raise InputError(
+            "there is no such calibration", at=str(path), fix="run `autoshard calibrate`"
+        )
+    shipped = resources.files("autoshard.cost_models").joinpath(DEFAULT_FILE)
+    return Calibration.from_json(shipped.read_text("utf-8"), at=DEFAULT_FILE)

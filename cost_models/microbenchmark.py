@@ -1,0 +1,184 @@
+"""Measure a CPU that plays several devices, and fit the constants of its cost model."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from autoshard.cost_models.calibration import Calibration, LinearFit, Observation
+from autoshard.cost_models.fitting import fit_linear
+from autoshard.cost_models.probes import KINDS, Probe, probes
+from autoshard.errors import InputError
+
+MIN_ROUNDS = 3
+"""Timed rounds that every calibration makes, however small its budget."""
+
+MAX_ROUNDS = 60
+
+COMPILE_SHARE = 0.6
+"""Share of the budget after which no further program is compiled."""
+
+
+@dataclass(frozen=True)
+class _Timed:
+    probe: Probe
+    seconds: float
+    spread: float
+    samples: int
+
+
+def calibrate(
+    mesh_devices: Sequence[jax.Device],
+    *,
+    budget_s: float = 20.0,
+    progress: Callable[[str, float], None] | None = None,
+) -> Calibration:
+    """Measure matmuls, elementwise ops and collectives on the devices of a CPU mesh.
+
+    In every measurement all devices do the same thing at the same time, since they share the
+    cores. Each program repeats one op; programs are warmed up and run in turn, so that a
+    disturbance hits all of them. The lower quartile of the runs counts, less the time of one
+    dispatch: other programs on the machine only ever add time, and on a quiet one it is close to
+    the median.
+
+    Args:
+        mesh_devices: The CPU devices of the mesh, at least two.
+        budget_s: Time to spend [s]. The programs that every calibration needs are run
+            :data:`MIN_ROUNDS` times in any case, about 5 s on two cores.
+        progress: Called with what is going on and the share of the budget used.
+
+    Raises:
+        InputError: There is only one device, or it is no CPU.
+    """
+    _check(mesh_devices)
+    start = time.perf_counter()
+
+    def report(what: str) -> None:
+        if progress is not None:
+            progress(what, min(1.0, (time.perf_counter() - start) / budget_s))
+
+    ready: list[tuple[Probe, Callable[[], None]]] = []
+    for probe in probes(mesh_devices):
+        late = time.perf_counter() - start > COMPILE_SHARE * budget_s
+        if late and probe.stage > 0:
+            break
+        report(f"compiling {probe.name}")
+        ready.append((probe, _runner(probe)))
+    runs: list[list[float]] = [[] for _ in ready]
+    shares: list[float] = []
+    cores = _cores()
+    for turn in range(MAX_ROUNDS):
+        if turn >= MIN_ROUNDS and time.perf_counter() - start > budget_s:
+            break
+        report(f"timing {len(ready)} programs, round {turn + 1}")
+        for (probe, run), seconds in zip(ready, runs, strict=True):
+            begin, used = time.perf_counter(), time.process_time()
+            run()
+            seconds.append(time.perf_counter() - begin)
+            if probe.family == "matmul":
+                shares.append((time.process_time() - used) / seconds[-1] / cores)
+    timed = [_summary(probe, seconds) for (probe, _), seconds in zip(ready, runs, strict=True)]
+    return _fitted(timed, len(mesh_devices), cores, float(np.median(shares)))
+
+
+def _check(devices: Sequence[jax.Device]) -> None:
+    if len(devices) < 2:
+        raise InputError(
+            f"a mesh of {len(devices)} device has no collectives to measure",
+            fix='jax.config.update("jax_num_cpu_devices", 8) before the first use of a device',
+        )
+    if devices[0].platform != "cpu":
+        raise InputError(
+            f"only CPU meshes are calibrated, not {devices[0].platform}",
+            fix="use the analytic model of the chip, e.g. cost_model='v5e'",
+        )
+
+
+def _runner(probe: Probe) -> Callable[[], None]:
+    """The probe's program, compiled and run once."""
+    program, arguments = probe.build()
+
+    def run() -> None:
+        jax.block_until_ready(program(*arguments))
+
+    run()
+    return run
+
+
+def _summary(probe: Probe, seconds: Sequence[float]) -> _Timed:
+    low, median, high = (float(q) for q in np.percentile(seconds, (25, 50, 75)))
+    return _Timed(probe, low, (high - low) / median, len(seconds))
+
+
+def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float) -> Calibration:
+    (dispatch,) = (t for t in timed if t.probe.family == "dispatch")
+
+    def op_s(t: _Timed, copy: LinearFit | None = None) -> float:
+        """Time of one op; never below a hundredth of what was timed."""
+        timed_s = t.seconds / t.probe.repeats
+        own_s = (t.seconds - dispatch.seconds) / t.probe.repeats
+        if copy is not None and t.probe.copied_bytes:
+            own_s -= copy.fixed_s + copy.per_unit_s["bytes"] * t.probe.copied_bytes
+        return max(own_s, timed_s / 100)
+
+    def fit(
+        family: str, key: str, units: Sequence[str], copy: LinearFit | None = None
+    ) -> LinearFit:
+        mine = [t for t in timed if t.probe.family == family and t.probe.key == key]
+        return fit_linear([t.probe.work for t in mine], [op_s(t, copy) for t in mine], units)
+
+    def keys(family: str) -> list[str]:
+        return sorted({t.probe.key for t in timed if t.probe.family == family})
+
+    elementwise = {
+        k: fit("elementwise", k, ("bytes", "transcendentals")) for k in keys("elementwise")
+    }
+    return Calibration(
+        machine=_machine(),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        jax_version=jax.__version__,
+        devices=devices,
+        cores=cores,
+        cpu_share=round(cpu_share, 3),
+        dispatch_s=dispatch.seconds,
+        matmul={k: fit("matmul", k, ("flops", "bytes")) for k in keys("matmul")},
+        elementwise=elementwise,
+        collectives={
+            kind: {int(k): fit(kind, k, ("bytes",), elementwise["f32"]) for k in keys(kind)}
+            for kind in KINDS
+        },
+        observations=tuple(
+            Observation(
+                t.probe.name,
+                t.seconds if t is dispatch else op_s(t, elementwise["f32"]),
+                round(t.spread, 3),
+                t.samples,
+            )
+            for t in timed
+        ),
+    )
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _machine() -> str:
+    """The processor's name as the system gives it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

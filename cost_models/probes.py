@@ -1,0 +1,230 @@
+"""The small programs that a calibration times: one op repeated, on all devices at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from autoshard.cost_models.protocol import CollectiveKind
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A program to be timed.
+
+    Attributes:
+        name: What runs, e.g. ``all_reduce/4/strided/65536``.
+        family: ``dispatch``, ``matmul``, ``elementwise`` or a kind of collective.
+        key: Within the family: the element type, or the group size.
+        work: What one op does: FLOP, bytes, elements.
+        repeats: Ops in one run.
+        build: Makes the jitted program and its arguments.
+        stage: 0: needed by every calibration; higher: wanted, in this order, if time allows.
+        copied_bytes: Memory traffic of one op that is not the collective's own.
+    """
+
+    name: str
+    family: str
+    key: str
+    work: Mapping[str, float]
+    repeats: int
+    build: Callable[[], tuple[Callable[..., Any], tuple[jax.Array, ...]]]
+    stage: int
+    copied_bytes: float = 0.0
+
+
+def _program(
+    mesh: Mesh, body: Callable[..., jax.Array], shapes: Sequence[tuple[int, ...]], dtype: Any
+) -> tuple[Callable[..., Any], tuple[jax.Array, ...]]:
+    """``body`` on every device of ``mesh``; ``shapes`` are those of one device's arguments."""
+    spec = PartitionSpec(mesh.axis_names)
+    sharding = NamedSharding(mesh, spec)
+    devices = mesh.devices.size
+    arguments = tuple(
+        jax.device_put(np.full((devices * s[0], *s[1:]), 0.5, dtype), sharding) for s in shapes
+    )
+    run = jax.shard_map(
+        body, mesh=mesh, in_specs=(spec,) * len(shapes), out_specs=spec, check_vma=False
+    )
+    return jax.jit(run), arguments
+
+
+def _line(devices: Sequence[jax.Device]) -> Mesh:
+    return Mesh(np.asarray(devices), ("all",))
+
+
+def _increment(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
+def dispatch_probe(devices: Sequence[jax.Device]) -> Probe:
+    """A program that does next to nothing."""
+    return Probe(
+        name="dispatch",
+        family="dispatch",
+        key="",
+        work={},
+        repeats=1,
+        build=partial(_program, _line(devices), _increment, [(8,)], np.float32),
+        stage=0,
+    )
+
+
+_DTYPES = (("f32", jnp.float32, 0), ("bf16", jnp.bfloat16, 1))
+"""Element type, its JAX name, and how many stages later it is measured."""
+
+_MATMULS = (
+    # batch, m, n, k, pairs of matmuls in a program, stage
+    (1, 64, 64, 64, 16, 0),
+    (1, 256, 256, 256, 4, 0),
+    (1, 512, 512, 512, 1, 1),
+    (1, 32, 512, 512, 4, 0),
+    (1, 256, 1024, 64, 4, 1),
+    (1, 1024, 256, 256, 1, 1),
+    (16, 64, 64, 64, 4, 1),
+    (1, 128, 128, 128, 8, 2),
+    (1, 16, 256, 256, 16, 2),
+)
+
+
+def _matmuls(pairs: int, x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    for _ in range(pairs):
+        x = jnp.matmul(jnp.matmul(x, w), v)
+    return x
+
+
+def matmul_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
+    """Chains of matmuls ``(x @ w) @ v`` of several shapes, in f32 and bf16."""
+    for key, dtype, later in _DTYPES:
+        size = jnp.dtype(dtype).itemsize
+        for batch, m, n, k, pairs, stage in _MATMULS:
+            shapes = [(batch, m, k), (batch, k, n), (batch, n, k)]
+            yield Probe(
+                name=f"matmul/{key}/{batch}x{m}x{n}x{k}",
+                family="matmul",
+                key=key,
+                work={
+                    "flops": 2.0 * batch * m * n * k,
+                    "bytes": float(size * batch * (m * k + k * n + m * n)),
+                },
+                repeats=2 * pairs,
+                build=partial(_program, _line(devices), partial(_matmuls, pairs), shapes, dtype),
+                stage=stage + later,
+            )
+
+
+_ELEMENTS = ((1024, 64, 0), (65536, 32, 0), (262144, 16, 1), (1048576, 8, 2))
+"""Elements per device, ops in a program, stage."""
+
+
+def _products(repeats: int, x: jax.Array, w: jax.Array) -> jax.Array:
+    result: jax.Array = jax.lax.fori_loop(0, repeats, lambda _, c: c * w + w, x)
+    return result
+
+
+def _tanhs(repeats: int, x: jax.Array) -> jax.Array:
+    result: jax.Array = jax.lax.fori_loop(0, repeats, lambda _, c: jnp.tanh(c), x)
+    return result
+
+
+def elementwise_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
+    """Loops of one fused elementwise op: a product and a sum, or a tanh, in f32 and bf16."""
+    for key, dtype, later in _DTYPES:
+        size = jnp.dtype(dtype).itemsize
+        for elements, repeats, stage in _ELEMENTS:
+            for kind, body, arrays, transcendentals in (
+                ("product", partial(_products, repeats), 3, 0),
+                ("tanh", partial(_tanhs, repeats), 2, elements),
+            ):
+                shapes = [(elements,)] * (arrays - 1)
+                yield Probe(
+                    name=f"elementwise/{key}/{kind}/{elements}",
+                    family="elementwise",
+                    key=key,
+                    work={
+                        "bytes": float(size * elements * arrays),
+                        "transcendentals": float(transcendentals),
+                    },
+                    repeats=repeats,
+                    build=partial(_program, _line(devices), body, shapes, dtype),
+                    stage=stage + later,
+                )
+
+
+KINDS: tuple[CollectiveKind, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "permute",
+)
+"""Every kind of collective, the most used first."""
+
+_COLLECTIVE_BYTES = ((8192, 32, 0), (262144, 8, 2), (1048576, 3, 0))
+"""Bytes per device, ops in a program, stage."""
+
+
+def _collectives(kind: CollectiveKind, axis: str, n: int, repeats: int, x: jax.Array) -> jax.Array:
+    """``repeats`` collectives, each from and to an array of the size of ``x``."""
+    for _ in range(repeats):
+        match kind:
+            case "all_gather":
+                x = jax.lax.all_gather(x[: x.shape[0] // n], axis, tiled=True)
+            case "reduce_scatter":
+                x = jnp.tile(jax.lax.psum_scatter(x, axis, tiled=True), n)
+            case "all_reduce":
+                x = jax.lax.psum(x, axis)
+            case "all_to_all":
+                x = jax.lax.all_to_all(x, axis, 0, 0, tiled=True)
+            case "permute":
+                x = jax.lax.ppermute(x, axis, [(i, (i + 1) % n) for i in range(n)])
+    return x
+
+
+def collective_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
+    """Chains of each collective in groups of every size that divides the mesh.
+
+    Groups hold neighbouring devices (``near``) or devices that are far apart (``strided``); all
+    groups of the mesh work at once.
+    """
+    count = len(devices)
+    for n in (n for n in range(count, 1, -1) if count % n == 0):
+        layouts = [("near", (count // n, n), "y")]
+        if n < count:
+            layouts.append(("strided", (n, count // n), "x"))
+        for layout, shape, axis in layouts:
+            mesh = Mesh(np.asarray(devices).reshape(shape), ("x", "y"))
+            for kind in KINDS:
+                # What carries the result back to the next op's operand: a slice, or copies.
+                copied = {"all_gather": 2 / n, "reduce_scatter": 1 + 1 / n}.get(kind, 0.0)
+                for nbytes, repeats, stage in _COLLECTIVE_BYTES:
+                    elements = nbytes // 4 // n * n
+                    body = partial(_collectives, kind, axis, n, repeats)
+                    yield Probe(
+                        name=f"{kind}/{n}/{layout}/{nbytes}",
+                        family=kind,
+                        key=str(n),
+                        work={"bytes": 4.0 * elements},
+                        repeats=repeats,
+                        build=partial(_program, mesh, body, [(elements,)], np.float32),
+                        stage=stage + (n < count) + (layout == "strided"),
+                        copied_bytes=copied * 4 * elements,
+                    )
+
+
+def probes(devices: Sequence[jax.Device]) -> tuple[Probe, ...]:
+    """Every probe for a mesh of ``devices``, the most needed first."""
+    every = [
+        dispatch_probe(devices),
+        *matmul_probes(devices),
+        *elementwise_probes(devices),
+        *collective_probes(devices),
+    ]
+    return tuple(sorted(every, key=lambda probe: probe.stage))
