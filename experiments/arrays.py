@@ -31,9 +31,14 @@ def normal(std: float) -> Fill:
     return lambda rng, shape: std * rng.standard_normal(shape)
 
 
-def integers(high: int, low: int = 0) -> Fill:
-    """Independent whole numbers, ``low`` included and ``high`` not."""
-    return lambda rng, shape: rng.integers(low, high, shape)
+def constant(value: float) -> Fill:
+    """``value`` everywhere."""
+    return lambda rng, shape: np.full(shape, value)
+
+
+def integers(high: int) -> Fill:
+    """Independent whole numbers from 0, ``high`` not included."""
+    return lambda rng, shape: rng.integers(high, size=shape)
 
 
 @dataclass(frozen=True, slots=True)

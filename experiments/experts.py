@@ -81,11 +81,11 @@ def fsdp_tensor_parallel(axes: Roles) -> Rules:
 
 
 def expert_parallel(axes: Roles) -> Rules:
-    """Experts over the model axis, batch over all axes, other weights as in FSDP over the data axes.
+    """As ``2d``, with whole experts over the model axis instead of a part of each.
 
-    On one axis, the experts' weights are split by expert and the others as in FSDP.
+    On one axis the batch and the other weights are split over it as well, as in FSDP.
     """
-    return {"batch": axes.every, "experts": axes.model, "embed": axes.data}
+    return {"experts": axes.model, **fsdp_tensor_parallel(axes)}
 
 
 def decode_tensor_parallel(axes: Roles) -> Rules:

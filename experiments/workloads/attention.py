@@ -6,12 +6,15 @@ query heads per key/value head, E head width.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from autoshard.experiments.arrays import ArraySpec, normal, ones
+
+Weights = Mapping[str, jax.Array]
+"""The weights of one layer by name."""
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float = 1e-5) -> jax.Array:
@@ -37,7 +40,7 @@ def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
 
 
 def project_qkv(
-    layer: Any, x: jax.Array, positions: jax.Array, theta: float
+    layer: Weights, x: jax.Array, positions: jax.Array, theta: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rotated queries [B, S, H, E] and keys, and values, [B, S, K, E] of ``x`` [B, S, D]."""
     q = jnp.einsum("bsd,dhe->bshe", x, layer["wq"].astype(x.dtype))
@@ -65,7 +68,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     return jnp.einsum("bkgst,btke->bskge", weights, v).reshape(b, s, h, e)
 
 
-def self_attention(layer: Any, x: jax.Array, theta: float) -> jax.Array:
+def self_attention(layer: Weights, x: jax.Array, theta: float) -> jax.Array:
     """Causal self-attention of ``x`` [B, S, D] and its output projection."""
     length = x.shape[1]
     q, k, v = project_qkv(layer, x, jnp.arange(length), theta)

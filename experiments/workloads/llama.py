@@ -6,7 +6,7 @@ head, cross-entropy, Adam. Shape letters: B sequences, S positions, D model widt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,13 @@ import jax.numpy as jnp
 from autoshard.errors import InputError
 from autoshard.experiments.arrays import ArraySpec, PyTree, integers, normal, ones
 from autoshard.experiments.experts import TRAIN_RULES, experts_of
-from autoshard.experiments.workloads.attention import attention_spec, rms_norm, self_attention
-from autoshard.experiments.workloads.training import Adam, TrainState, cross_entropy, state_spec
+from autoshard.experiments.workloads.attention import (
+    Weights,
+    attention_spec,
+    rms_norm,
+    self_attention,
+)
+from autoshard.experiments.workloads.training import adam_step, cross_entropy, state_spec
 from autoshard.experiments.workloads.workload import Workload, configured
 
 
@@ -97,13 +102,13 @@ SIZES: Mapping[str, LlamaConfig] = {
 }
 
 
-def gated_mlp(layer: Any, x: jax.Array) -> jax.Array:
+def gated_mlp(layer: Weights, x: jax.Array) -> jax.Array:
     """SwiGLU MLP of ``x`` [B, S, D] (arXiv:2002.05202)."""
     gate = jax.nn.silu(x @ layer["w_gate"].astype(x.dtype))
     return (gate * (x @ layer["w_up"].astype(x.dtype))) @ layer["w_down"].astype(x.dtype)
 
 
-def decoder_layer(layer: Any, x: jax.Array, theta: float) -> jax.Array:
+def decoder_layer(layer: Weights, x: jax.Array, theta: float) -> jax.Array:
     """One layer: attention and gated MLP, each normalised in front and added to ``x`` [B, S, D]."""
     x = x + self_attention(layer, rms_norm(x, layer["attention_norm"]), theta)
     return x + gated_mlp(layer, rms_norm(x, layer["mlp_norm"]))
@@ -116,7 +121,7 @@ def forward(config: LlamaConfig, params: Any, tokens: jax.Array) -> jax.Array:
     or a list with a tree for each layer.
     """
 
-    def layer_fn(layer: Any, x: jax.Array) -> jax.Array:
+    def layer_fn(layer: Weights, x: jax.Array) -> jax.Array:
         return decoder_layer(layer, x, config.rope_theta)
 
     if config.remat:
@@ -128,22 +133,8 @@ def forward(config: LlamaConfig, params: Any, tokens: jax.Array) -> jax.Array:
     else:
         x, _ = jax.lax.scan(lambda x, layer: (layer_fn(layer, x), None), x, params["layers"])
     x = rms_norm(x, params["final_norm"])
-    return x @ params["head"].astype(x.dtype)
-
-
-def train_step_of(
-    config: LlamaConfig, adam: Adam
-) -> Callable[[TrainState, Any], tuple[TrainState, jax.Array]]:
-    """The step ``(state, batch) -> (state, loss)``; the batch has ``tokens`` and ``targets``."""
-
-    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, jax.Array]:
-        def loss_fn(params: Any) -> jax.Array:
-            return cross_entropy(forward(config, params, batch["tokens"]), batch["targets"])
-
-        loss, grads = jax.value_and_grad(loss_fn)(state.params)
-        return adam.update(state, grads), loss
-
-    return train_step
+    logits: jax.Array = x @ params["head"].astype(x.dtype)
+    return logits
 
 
 def layer_spec(config: LlamaConfig) -> dict[str, ArraySpec]:
@@ -166,14 +157,13 @@ def stacked(layer: PyTree, layers: int) -> PyTree:
     )
 
 
-def params_spec(config: LlamaConfig, layers: PyTree) -> PyTree:
+def params_spec(width: int, vocab: int, dtype: str, layers: PyTree) -> PyTree:
     """All weights, with ``layers`` as they are to be held."""
-    d, v, dtype = config.width, config.vocab, config.param_dtype
     return {
-        "embed": ArraySpec((v, d), ("vocab", "embed"), dtype, normal(1.0)),
+        "embed": ArraySpec((vocab, width), ("vocab", "embed"), dtype, normal(1.0)),
         "layers": layers,
-        "final_norm": ArraySpec((d,), ("embed",), dtype, ones),
-        "head": ArraySpec((d, v), ("embed", "vocab"), dtype, normal(d**-0.5)),
+        "final_norm": ArraySpec((width,), ("embed",), dtype, ones),
+        "head": ArraySpec((width, vocab), ("embed", "vocab"), dtype, normal(width**-0.5)),
     }
 
 
@@ -208,14 +198,17 @@ def llama_unrolled(size: str = "tiny", **overrides: object) -> Workload:
 
 
 def _train(name: str, size: str, config: LlamaConfig, layers: PyTree, description: str) -> Workload:
-    state = state_spec(params_spec(config, layers))
+    def loss_fn(params: Any, batch: Any) -> jax.Array:
+        return cross_entropy(forward(config, params, batch["tokens"]), batch["targets"])
+
+    state = state_spec(params_spec(config.width, config.vocab, config.param_dtype, layers))
     arguments = (state, batch_spec(config.batch, config.seq, config.vocab))
     results = (state, ArraySpec((), ()))
     return Workload(
         name=name,
         size=size,
         config=config,
-        fn=train_step_of(config, Adam()),
+        fn=adam_step(loss_fn),
         arguments=arguments,
         results=results,
         donate_argnums=(0,),

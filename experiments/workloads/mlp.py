@@ -47,7 +47,8 @@ def forward(params: Any, x: jax.Array) -> jax.Array:
     for block in params["blocks"]:
         hidden = jax.nn.relu(x @ block["up"] + block["up_bias"])
         x = x + hidden @ block["down"] + block["down_bias"]
-    return x @ params["head"] + params["head_bias"]
+    logits: jax.Array = x @ params["head"] + params["head_bias"]
+    return logits
 
 
 def mlp(size: str = "tiny", **overrides: object) -> Workload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +59,8 @@ class Adam:
 
         def move(p: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
             root = jnp.sqrt(v / correction2) + self.epsilon
-            return p - self.learning_rate * (m / correction1) / root
+            moved: jax.Array = p - self.learning_rate * (m / correction1) / root
+            return moved
 
         return TrainState(jax.tree.map(move, state.params, m, v), m, v, step)
 
@@ -73,3 +75,16 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean negative log-probability of ``targets`` [...] under ``logits`` [..., vocab]."""
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     return -jnp.mean(jnp.take_along_axis(log_probs, targets[..., None], axis=-1))
+
+
+def adam_step(
+    loss_fn: Callable[[PyTree, PyTree], jax.Array], adam: Adam | None = None
+) -> Callable[[TrainState, PyTree], tuple[TrainState, jax.Array]]:
+    """The train step ``(state, batch) -> (state, loss)`` of ``loss_fn(params, batch)``."""
+    optimizer = adam or Adam()
+
+    def train_step(state: TrainState, batch: PyTree) -> tuple[TrainState, jax.Array]:
+        loss, grads = jax.value_and_grad(loss_fn)(state.params, batch)
+        return optimizer.update(state, grads), loss
+
+    return train_step
