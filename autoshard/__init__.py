@@ -1,1 +1,26 @@
 """Shard any JAX function over a device mesh: a solver chooses, XLA follows, a clock checks."""
+
+from autoshard.api import Lowered, Options, Sharded, autoshard
+from autoshard.errors import (
+    AutoshardError,
+    InfeasibleError,
+    InputError,
+    PlanMismatchError,
+    UnknownNameError,
+)
+from autoshard.execute import Executable
+from autoshard.plan import Plan
+
+__all__ = [
+    "AutoshardError",
+    "Executable",
+    "InfeasibleError",
+    "InputError",
+    "Lowered",
+    "Options",
+    "Plan",
+    "PlanMismatchError",
+    "Sharded",
+    "UnknownNameError",
+    "autoshard",
+]

@@ -13,6 +13,8 @@ import jax
 from jax.sharding import Mesh
 
 from autoshard import pins
+from autoshard.cost_models import COST_MODELS, default_cost_model
+from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError
 from autoshard.execute import (
     Executable,
@@ -257,7 +259,7 @@ def search(traced: Traced, options: Options, given: Plan | None = None) -> Plan:
         mesh_shape(mesh),
         ties=ties(signature.arguments, traced.results),
         memory_limit=options.memory_limit,
-        cost_model=options.cost_model,
+        cost_model=_cost_model(options.cost_model, mesh),
         solver=options.solver,
         time_limit_s=options.time_limit_s,
     )
@@ -328,6 +330,18 @@ def autoshard(
 def mesh_shape(mesh: Mesh) -> MeshShape:
     """Names and sizes of a mesh's axes."""
     return MeshShape(tuple(map(str, mesh.axis_names)), tuple(mesh.devices.shape))
+
+
+def _cost_model(given: Any, mesh: Mesh) -> CostModel:
+    if given is None:
+        return default_cost_model(tuple(mesh.devices.flat))
+    model = COST_MODELS[given]() if isinstance(given, str) else given
+    if not isinstance(model, CostModel):
+        raise InputError(
+            f"cost_model is a {type(given).__name__}, which is no cost model",
+            fix=f"pass an object with the methods of CostModel, or one of {', '.join(COST_MODELS)}",
+        )
+    return model
 
 
 def _checked_mesh(mesh: Any) -> Mesh:

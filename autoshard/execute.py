@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.tree_util import PyTreeDef, tree_flatten, tree_flatten_with_path, tree_unflatten
+from jax.tree_util import PyTreeDef, tree_flatten_with_path, tree_unflatten
 
 from autoshard.errors import InputError
 from autoshard.shardings import Sharding, to_partition_spec
@@ -119,7 +119,7 @@ def flatten(
         return values
 
     flat.__name__ = flat.__qualname__ = _name(fn)
-    return jax.jit(flat, inline=True), seen
+    return jax.jit(flat), seen
 
 
 def trace(fn: Callable[..., Any], signature: Signature, mesh: Mesh) -> Traced:

@@ -107,10 +107,10 @@ class TestTypes:
         assert batch is None
 
     def test_a_leaf_that_is_neither_array_nor_hashable_is_named(self) -> None:
+        convention = Convention.of(train)
+        call = split(convention, (1, {"names": [np.array(["a"], object)]}), {})
         with pytest.raises(InputError, match=r"batch\['names'\]\[0\].*not a valid JAX type"):
-            convention = Convention.of(train)
-            odd = {"names": [np.array(["a"], object)]}
-            call_key(convention, split(convention, (1, odd), {}))
+            call_key(convention, call)
 
 
 class TestConvention:
