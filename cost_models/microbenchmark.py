@@ -133,7 +133,14 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
         family: str, key: str, units: Sequence[str], copy: LinearFit | None = None
     ) -> LinearFit:
         mine = [t for t in timed if t.probe.family == family and t.probe.key == key]
-        return fit_linear([t.probe.work for t in mine], [op_s(t, copy) for t in mine], units)
+        # What is subtracted for the dispatch is itself uncertain, which weighs on short programs.
+        doubt_s = dispatch.seconds * max(dispatch.spread, 0.1)
+        return fit_linear(
+            [t.probe.work for t in mine],
+            [op_s(t, copy) for t in mine],
+            units,
+            [doubt_s / t.probe.repeats for t in mine],
+        )
 
     def keys(family: str) -> list[str]:
         return sorted({t.probe.key for t in timed if t.probe.family == family})

@@ -120,7 +120,7 @@ def matmul_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
             )
 
 
-_ELEMENTS = ((1024, 64, 0), (65536, 32, 0), (262144, 16, 1), (1048576, 8, 2))
+_ELEMENTS = ((1024, 1024, 0), (65536, 32, 0), (262144, 8, 1), (1048576, 4, 2))
 """Elements per device, ops in a program, stage."""
 
 
@@ -223,8 +223,8 @@ def probes(devices: Sequence[jax.Device]) -> tuple[Probe, ...]:
     """Every probe for a mesh of ``devices``, the most needed first."""
     every = [
         dispatch_probe(devices),
+        *collective_probes(devices),
         *matmul_probes(devices),
         *elementwise_probes(devices),
-        *collective_probes(devices),
     ]
     return tuple(sorted(every, key=lambda probe: probe.stage))

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.cost_models.calibrated import CalibratedModel
+from autoshard.cost_models.calibration import (
+    Calibration,
+    LinearFit,
+    Observation,
+    calibration_path,
+    load_calibration,
+    save_calibration,
+)
+from autoshard.cost_models.fitting import fit_linear
+from autoshard.cost_models.protocol import CollectiveKind, MeshAxis, Work
+from autoshard.errors import InputError
+
+KINDS: tuple[CollectiveKind, ...] = (
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "permute",
+)
+
+
+def collective(fixed_us: float, ns_per_byte: float) -> LinearFit:
+    return LinearFit(fixed_us * 1e-6, {"bytes": ns_per_byte * 1e-9}, 0.1, 6)
+
+
+@pytest.fixture
+def calibration() -> Calibration:
+    """Round numbers that are easy to follow by hand; they come from no machine."""
+    return Calibration(
+        machine="a made-up processor",
+        date="2020-01-01T00:00:00+00:00",
+        jax_version="0.0",
+        devices=8,
+        cores=2,
+        cpu_share=1.0,
+        dispatch_s=2e-4,
+        matmul={"f32": LinearFit(1e-5, {"flops": 1e-10, "bytes": 1e-9}, 0.1, 9)},
+        elementwise={"f32": LinearFit(2e-6, {"bytes": 5e-10, "transcendentals": 1e-9}, 0.2, 8)},
+        collectives={
+            kind: {2: collective(40, 1), 4: collective(60, 2), 8: collective(80, 3)}
+            for kind in KINDS
+        },
+        observations=(Observation("dispatch", 2e-4, 0.1, 5),),
+    )
+
+
+def test_a_saved_calibration_is_loaded_unchanged(calibration: Calibration, tmp_path: Path) -> None:
+    file = save_calibration(calibration, tmp_path / "deep" / "cpu.json")
+    assert load_calibration(file) == calibration
+    assert [p.name for p in file.parent.iterdir()] == ["cpu.json"]
+
+
+def test_the_calibration_lies_in_the_users_cache(
+    calibration: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert save_calibration(calibration) == tmp_path / "autoshard" / "calibration.json"
+    assert load_calibration() == calibration
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert calibration_path() == tmp_path / "home" / ".cache" / "autoshard" / "calibration.json"
+
+
+def test_without_one_of_its_own_a_machine_gets_the_shipped_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shipped = load_calibration()
+    assert shipped.machine
+    assert shipped.date
+    assert shipped.jax_version
+    assert len(shipped.observations) > 40
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json",
+        "[]",
+        "{}",
+        json.dumps({"format": "autoshard-calibration", "version": 0}),
+        json.dumps({"format": "autoshard-calibration", "version": 1, "machine": "x"}),
+    ],
+)
+def test_another_file_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match="not a calibration of version 1") as error:
+        load_calibration(file)
+    assert str(file) in error.value.at
+    assert "autoshard calibrate" in error.value.fix
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no such calibration"):
+        load_calibration(tmp_path / "none.json")
+
+
+def test_a_matmul_takes_its_start_its_arithmetic_and_its_traffic(calibration: Calibration) -> None:
+    dims = np.array([[1, 10, 10, 10]])
+    work = Work("stablehlo.dot_general", "f32", np.array([1e6]), np.array([1e4]), dims)
+    model = CalibratedModel(calibration)
+    assert model.compute_s(work) == pytest.approx([1e-4])
+    assert model.hbm_s(work) == pytest.approx([1e-5])
+    assert model.op_s(work) == pytest.approx([1e-5 + 1e-4 + 1e-5])
+
+
+def test_only_transcendental_elementwise_ops_pay_for_arithmetic(calibration: Calibration) -> None:
+    model = CalibratedModel(calibration)
+    for op, seconds in (("stablehlo.add", 0.0), ("stablehlo.tanh", 1e-3)):
+        work = Work(op, "f32", np.array([1e6]), np.array([0.0]))
+        assert model.op_s(work) == pytest.approx([seconds])
+
+
+def test_more_devices_than_were_calibrated_crowd_the_cores(calibration: Calibration) -> None:
+    work = Work("stablehlo.add", "f32", np.zeros(1), np.array([1e6]))
+    times = {n: CalibratedModel(calibration, devices=n).op_s(work)[0] for n in (1, 2, 4, 8, 16)}
+    assert times[16] == pytest.approx(2 * times[8])
+    assert times[4] == pytest.approx(times[8] / 2)
+    # Two cores: a second device costs nothing.
+    assert times[1] == pytest.approx(times[2])
+
+
+def test_unmeasured_group_sizes_lie_between_and_beyond_the_measured_ones(
+    calibration: Calibration,
+) -> None:
+    model = CalibratedModel(calibration)
+
+    def fixed_us(*sizes: int) -> float:
+        axes = tuple(MeshAxis(f"a{i}", n) for i, n in enumerate(sizes))
+        return float(model.collective_s("all_reduce", np.array([1e-9]), axes)[0] * 1e6)
+
+    assert fixed_us(2) == pytest.approx(40)
+    assert fixed_us(2, 2) == pytest.approx(60)
+    assert 60 < fixed_us(6) < 80
+    assert fixed_us(4, 4) == pytest.approx(100)
+    assert fixed_us(1) == 0
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1, 1e9)), min_size=4, max_size=20))
+def test_a_fit_finds_the_constants_that_made_the_times(rows: list[tuple[float, float]]) -> None:
+    work = [{"flops": a, "bytes": b} for a, b in rows]
+    seconds = [1e-5 + 2e-10 * a + 3e-9 * b for a, b in rows]
+    fit = fit_linear(work, seconds, ["flops", "bytes"])
+    again = [
+        fit.fixed_s + fit.per_unit_s["flops"] * a + fit.per_unit_s["bytes"] * b for a, b in rows
+    ]
+    assert again == pytest.approx(seconds, rel=1e-6)
+    assert fit.error < 1e-6
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1e-6, 1.0)), min_size=1, max_size=12))
+def test_no_fitted_constant_is_below_zero(rows: list[tuple[float, float]]) -> None:
+    fit = fit_linear([{"bytes": b} for b, _ in rows], [s for _, s in rows], ["bytes"])
+    assert fit.fixed_s >= 0
+    assert fit.per_unit_s["bytes"] >= 0
