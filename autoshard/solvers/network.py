@@ -1,0 +1,275 @@
+"""A cost network that exact reductions shrink, with the trail that leads back.
+
+Costs are int64 and never negative: minima move to a running ``offset``. ``INF`` marks what is
+forbidden; sums of up to fifteen terms stay within int64, and every stored result is clipped to
+``INF``, so a forbidden entry stays forbidden and nothing overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.errors import InputError
+from autoshard.problem import FORBIDDEN, Problem
+
+Ints = NDArray[np.int64]
+R = TypeVar("R")
+
+INF = 1 << 59
+"""Cost of what is forbidden; above every sum of allowed costs (checked when a network is made)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Memory that depends on a node's state, over a run of memory rows.
+
+    Attributes:
+        first: First row.
+        end: One past the last row.
+        usage: Usage per state above the least [bytes].
+    """
+
+    first: int
+    end: int
+    usage: Ints
+
+
+Undo = Callable[[dict[int, int]], None]
+"""Completes a choice: reads the states of nodes that are left, writes that of one removed."""
+
+
+@dataclass(slots=True)
+class Network:
+    """Nodes with cost vectors, at most one cost matrix per pair, memory rows with capacities.
+
+    Attributes:
+        costs: Cost per state of each node that is left.
+        links: ``links[i][j]`` is the matrix of pair (i, j), states of i by states of j; the same
+            data stands in ``links[j][i]``, transposed.
+        offset: What any choice pays on top.
+        capacity: What the nodes' segments may add up to, per memory row [bytes].
+        segments: State-dependent memory of each node; nodes without are missing.
+        impossible: Some node has no state left, or a row has no room.
+        changed: Nodes that changed since a rule last looked at them.
+        trail: How to complete a choice, oldest first.
+    """
+
+    costs: dict[int, Ints] = field(default_factory=dict)
+    links: dict[int, dict[int, Ints]] = field(default_factory=dict)
+    offset: int = 0
+    capacity: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    segments: dict[int, list[Segment]] = field(default_factory=dict)
+    impossible: bool = False
+    changed: set[int] = field(default_factory=set)
+    trail: list[Undo] = field(default_factory=list)
+    _shared: set[int] = field(default_factory=set)
+    _memo: dict[tuple[object, ...], tuple[object, object]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, problem: Problem) -> Network:
+        """The network of a problem, without its memory limit.
+
+        Raises:
+            InputError: Costs are so large that their sum could not be told from ``INF``.
+        """
+        net = cls()
+        spread = 0
+        for node, cost in enumerate(problem.costs):
+            vector = np.where(cost >= FORBIDDEN, INF, cost)
+            low = int(vector.min())
+            vector = np.where(vector < INF, vector - low, INF) if low < INF else vector
+            net.offset += low if low < INF else 0
+            net.impossible |= low >= INF
+            net.costs[node], net.links[node] = vector, {}
+            spread += _largest(vector)
+        cleaned: dict[int, tuple[int, int, Ints]] = {}
+        uses: dict[int, int] = {}
+        for matrix in problem.edge_costs:
+            uses[id(matrix)] = uses.get(id(matrix), 0) + 1
+        for (i, j), matrix in zip(problem.edges.tolist(), problem.edge_costs, strict=True):
+            if id(matrix) not in cleaned:
+                allowed = matrix < FORBIDDEN
+                low = int(matrix[allowed].min()) if allowed.any() else 0
+                clean = np.where(allowed, matrix - low, INF)
+                cleaned[id(matrix)] = low, _largest(clean), clean
+                if uses[id(matrix)] > 1:
+                    net._share(clean)
+            low, high, clean = cleaned[id(matrix)]
+            net.offset += low
+            spread += high
+            if i == j:
+                net.add_cost(i, np.ascontiguousarray(clean.diagonal()))
+            else:
+                net.add_link(i, j, clean)
+        if spread >= INF:
+            raise InputError(
+                f"costs span {spread}, more than can be summed exactly ({INF - 1})",
+                fix="count costs in a larger unit (whole microseconds, not picoseconds)",
+            )
+        net.changed.update(net.costs)
+        return net
+
+    def copy(self) -> Network:
+        """An independent network whose trail starts anew."""
+        return Network(
+            costs=dict(self.costs),
+            links={i: dict(row) for i, row in self.links.items()},
+            offset=self.offset,
+            capacity=self.capacity.copy(),
+            segments={i: list(row) for i, row in self.segments.items()},
+            impossible=self.impossible,
+            changed=set(self.costs),
+            _shared=self._shared,
+            _memo=self._memo,
+        )
+
+    def complete(self, states: dict[int, int]) -> dict[int, int]:
+        """Follow the trail back: states of all nodes from states of those that are left."""
+        full = dict(states)
+        for undo in reversed(self.trail):
+            undo(full)
+        return full
+
+    def size(self, node: int) -> int:
+        """How many states a node has left."""
+        return len(self.costs[node])
+
+    def add_cost(self, node: int, cost: Ints) -> None:
+        """Add to a node's costs; what all states share moves to the offset."""
+        total = np.minimum(self.costs[node] + cost, INF)
+        low = int(total.min())
+        if low >= INF:
+            self.impossible = True
+        elif low:
+            self.offset += low
+            total = np.where(total < INF, total - low, INF)
+        self.costs[node] = total
+        self.changed.add(node)
+
+    def add_link(self, i: int, j: int, matrix: Ints) -> None:
+        """Add a matrix to the pair (i, j)."""
+        if j in self.links[i]:
+            matrix = np.minimum(self.links[i][j] + matrix, INF)
+        self.set_link(i, j, matrix)
+
+    def set_link(self, i: int, j: int, matrix: Ints) -> None:
+        """Replace the matrix of the pair (i, j)."""
+        self.links[i][j], self.links[j][i] = matrix, self._transposed(matrix)
+        self.changed.update((i, j))
+
+    def drop_link(self, i: int, j: int) -> None:
+        """Remove the pair (i, j)."""
+        del self.links[i][j], self.links[j][i]
+        self.changed.update((i, j))
+
+    def remove(self, node: int, undo: Undo) -> None:
+        """Take a node out; its costs must have been handed on."""
+        for other in list(self.links[node]):
+            self.drop_link(node, other)
+        del self.costs[node], self.links[node]
+        self.segments.pop(node, None)
+        self.changed.discard(node)
+        self.trail.append(undo)
+
+    def restrict(self, node: int, keep: NDArray[np.bool_]) -> None:
+        """Keep some states of a node only."""
+        kept = np.flatnonzero(keep)
+        if not len(kept):
+            self.impossible = True
+            return
+
+        def undo(states: dict[int, int]) -> None:
+            states[node] = int(kept[states[node]])
+
+        self.trail.append(undo)
+        self.costs[node] = self.costs[node][kept]
+        self.add_cost(node, np.zeros(len(kept), np.int64))
+        for other, matrix in list(self.links[node].items()):
+            rows = self.memo(
+                ("rows", kept.tobytes()), matrix, lambda m: np.ascontiguousarray(m[kept])
+            )
+            self.set_link(node, other, rows)
+        if node in self.segments:
+            parts = self.segments.pop(node)
+            for part in parts:
+                self.add_segment(node, part.first, part.end, part.usage[kept])
+
+    def add_segment(self, node: int, first: int, end: int, usage: Ints) -> None:
+        """Let a node use memory over rows ``first`` to ``end``; what all states share is taken."""
+        low = int(usage.min())
+        if low:
+            self.capacity[first:end] -= low
+            self.impossible |= bool((self.capacity[first:end] < 0).any())
+            usage = usage - low
+        if not usage.any():
+            return
+        parts = self.segments.setdefault(node, [])
+        for index, part in enumerate(parts):
+            if (part.first, part.end) == (first, end):
+                del parts[index]
+                if not parts:
+                    del self.segments[node]
+                self.add_segment(node, first, end, part.usage + usage)
+                return
+        parts.append(Segment(first, end, usage))
+
+    def normalise(self, i: int, j: int) -> None:
+        """Move what an edge charges whole rows and columns to its nodes; drop it if empty."""
+        matrix = self.links[i][j]
+        rows, columns, rest = self.memo(("normal",), matrix, self._normal)
+        if rest is None:
+            self.drop_link(i, j)
+        elif rest is not matrix:
+            self.set_link(i, j, rest)
+        if rows.any():
+            self.add_cost(i, rows)
+        if columns.any():
+            self.add_cost(j, columns)
+
+    def memo(self, key: tuple[object, ...], matrix: Ints, make: Callable[[Ints], R]) -> R:
+        """``make(matrix)``, made once for a matrix that many edges share."""
+        if id(matrix) not in self._shared:
+            return make(matrix)
+        full = (*key, id(matrix))
+        if full not in self._memo:
+            made = make(matrix)
+            for part in made if isinstance(made, tuple) else (made,):
+                if isinstance(part, np.ndarray) and part.ndim == 2:
+                    self._share(part)
+            self._memo[full] = (matrix, made)
+        result: R = self._memo[full][1]  # type: ignore[assignment]
+        return result
+
+    def _share(self, matrix: Ints) -> None:
+        """Note that a matrix stands on many edges (and keep it, so its id stays its own)."""
+        self._shared.add(id(matrix))
+        self._memo.setdefault(("kept", id(matrix)), (matrix, None))
+
+    def _transposed(self, matrix: Ints) -> Ints:
+        if id(matrix) not in self._shared:
+            return matrix.T
+        turned: Ints = self.memo(("transposed",), matrix, np.transpose)
+        self._memo.setdefault(("transposed", id(turned)), (turned, matrix))
+        return turned
+
+    @staticmethod
+    def _normal(matrix: Ints) -> tuple[Ints, Ints, Ints | None]:
+        rows = matrix.min(axis=1)
+        rest = matrix
+        if rows.any():
+            rest = np.where(rest < INF, rest - rows[:, None], INF)
+        columns = rest.min(axis=0)
+        # A column is INF where every row that has a way out forbids it, or no row has one.
+        if columns.any():
+            rest = np.where(rest < INF, rest - columns, INF)
+        return rows, columns, rest if rest.any() else None
+
+
+def _largest(values: Ints) -> int:
+    """The largest cost that is not forbidden; 0 if there is none."""
+    return int(np.where(values < INF, values, 0).max(initial=0))

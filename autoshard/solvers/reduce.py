@@ -1,0 +1,291 @@
+"""Exact reductions: each keeps at least one best choice, and its undo finds it again.
+
+Rules, after Scholz and Eckstein, "Register Allocation for Irregular Architectures" (2002) for the
+degree rules, and Larrosa and Schiex, "In the quest of the best form of local consistency for
+weighted CSP" (2003) for moving costs: forbidden states go; what an edge charges per row or column
+moves to its nodes and empty edges go; states that another never loses to go; a node of degree 0, 1
+or 2 is minimised away; a node whose state follows from a neighbour's is merged into it. Nodes with
+state-dependent memory are minimised away only where the cheapest state is also the least hungry.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.solvers.network import INF, Ints, Network
+from autoshard.solvers.solution import Deadline
+
+_DENSE = 1 << 18
+"""Tables up to this many entries are made in one step, larger ones slice by slice."""
+
+_MOST_WORK = 4 * 10**8
+"""Entries that one elimination or one comparison of states may look at."""
+
+
+def reduce(net: Network, deadline: Deadline) -> None:
+    """Apply every rule until none changes anything, or time is up.
+
+    Args:
+        net: Shrunk in place.
+        deadline: When to stop; the network is a valid one at any time.
+    """
+    fresh = True
+    while net.changed and not net.impossible and deadline.left_s > 0:
+        for node in sorted(net.changed):
+            if net.impossible or deadline.left_s <= 0:
+                return
+            if node in net.costs:
+                tidy(net, node)
+                if fresh or len(net.links[node]) > 2 or node in net.segments:
+                    drop_dominated(net, node)
+        fresh = False
+        again = _eliminate(net, deadline)
+        again |= _merge_tied(net)
+        net.changed = again & net.costs.keys()
+
+
+def tidy(net: Network, node: int) -> None:
+    """Drop a node's forbidden states and clean its edges, and what that brings about."""
+    waiting = [node]
+    while waiting and not net.impossible:
+        node = waiting.pop()
+        for other in list(net.links[node]):
+            before = net.costs[other]
+            net.normalise(node, other)
+            if net.costs[other] is not before and bool((net.costs[other] >= INF).any()):
+                waiting.append(other)
+        allowed = net.costs[node] < INF
+        if not allowed.all():
+            waiting.append(node)
+            net.restrict(node, allowed)
+
+
+def drop_dominated(net: Network, node: int) -> None:
+    """Drop states that cost no less than another whatever the neighbours do, and use no less."""
+    states = net.size(node)
+    links = net.links[node]
+    if states < 2 or states * states * max(len(links), 1) > _MOST_WORK // 10:
+        return
+    cost = net.costs[node]
+    above = cost[:, None] - cost[None, :]  # above[s, t]: how much s can cost above t at most
+    for part in net.segments.get(node, ()):
+        above = np.where(part.usage[:, None] <= part.usage[None, :], above, INF)
+    for matrix in links.values():
+        if not (above <= 0).sum() > states:
+            return
+        if states * matrix.size > _MOST_WORK // 10:
+            return
+        above = np.minimum(above + net.memo(("worst",), matrix, _worst_difference), INF)
+    better = above <= 0
+    np.fill_diagonal(better, False)
+    keep = np.ones(states, bool)
+    for state in np.flatnonzero(better.any(axis=0)):
+        keep[state] = not (better[:, state] & keep).any()
+    if not keep.all():
+        net.restrict(node, keep)
+
+
+def _worst_difference(matrix: Ints) -> Ints:
+    """``[s, t]``: the most that row s can be above row t in any column."""
+    columns = matrix[:, classes(matrix.T)[0]]
+    # Where t is forbidden, nothing is worse than it: such columns don't count.
+    base = np.where(columns < INF, columns, 2 * INF)
+    worst = np.full((len(matrix), len(matrix)), -INF, np.int64)
+    for s, t in zip(columns.T, base.T, strict=True):
+        np.maximum(worst, s[:, None] - t[None, :], out=worst)
+    return worst
+
+
+def classes(matrix: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Equal rows of a matrix: one row of each kind, and the kind of each row."""
+    weights = np.random.default_rng(0).integers(1, 1 << 62, matrix.shape[1])
+    _, first, kind = np.unique(matrix @ weights, return_index=True, return_inverse=True)
+    if np.array_equal(matrix[first[kind]], matrix):
+        return first, kind
+    rows = np.arange(len(matrix))  # two different rows share a hash: treat all as different
+    return rows, rows
+
+
+def _eliminate(net: Network, deadline: Deadline) -> set[int]:
+    """Minimise away nodes of degree 0 to 2, the cheapest first; returns who changed."""
+    seen: set[int] = set()
+    net.changed = set()
+    heap = [(_work(net, node), node) for node, row in net.links.items() if len(row) <= 2]
+    heapq.heapify(heap)
+    while not net.impossible and deadline.left_s > 0:
+        while net.changed:
+            node = net.changed.pop()
+            seen.add(node)
+            if node in net.costs and len(net.links[node]) <= 2:
+                heapq.heappush(heap, (_work(net, node), node))
+        if not heap:
+            break
+        work, node = heapq.heappop(heap)
+        if node not in net.costs or len(net.links[node]) > 2 or work != _work(net, node):
+            continue
+        neighbours = sorted(net.links[node])
+        if node in net.segments:
+            if len(neighbours) == 1:
+                _transfer(net, node, neighbours[0])
+            elif not neighbours:
+                _settle(net, node)
+        elif not neighbours:
+            _fix(net, node)
+        elif len(neighbours) == 1:
+            _fold(net, node, neighbours[0])
+        elif work <= _MOST_WORK:
+            _join(net, node, neighbours[0], neighbours[1])
+        for other in neighbours:
+            if other in net.costs and bool((net.costs[other] >= INF).any()):
+                tidy(net, other)
+    return seen
+
+
+def _work(net: Network, node: int) -> int:
+    work = net.size(node)
+    for other in net.links[node]:
+        work *= net.size(other)
+    return work
+
+
+def _fix(net: Network, node: int) -> None:
+    """Degree 0: take the cheapest state."""
+    state = int(net.costs[node].argmin())
+
+    def undo(states: dict[int, int]) -> None:
+        states[node] = state
+
+    net.remove(node, undo)
+
+
+def _settle(net: Network, node: int) -> None:
+    """Degree 0 with memory: take the cheapest state if it is also the least hungry."""
+    free = net.costs[node] == 0
+    for part in net.segments[node]:
+        free &= part.usage == 0
+    if free.any():
+        net.restrict(node, np.arange(len(free)) == int(free.argmax()))
+        _fix(net, node)
+
+
+def _fold(net: Network, node: int, other: int) -> None:
+    """Degree 1: the neighbour pays the best answer to each of its states."""
+    total = net.costs[node][:, None] + net.links[node][other]
+    best = total.argmin(axis=0)
+
+    def undo(states: dict[int, int]) -> None:
+        states[node] = int(best[states[other]])
+
+    net.remove(node, undo)
+    net.add_cost(other, np.minimum(total.min(axis=0), INF))
+
+
+def _join(net: Network, node: int, left: int, right: int) -> None:
+    """Degree 2: the two neighbours pay the best answer to each pair of their states."""
+    cost, from_left, to_right = net.costs[node], net.links[left][node], net.links[node][right]
+
+    def undo(states: dict[int, int]) -> None:
+        total = cost + from_left[states[left]] + to_right[:, states[right]]
+        states[node] = int(total.argmin())
+
+    net.remove(node, undo)
+    net.add_link(left, right, min_plus(from_left + cost, to_right))
+    net.normalise(left, right)
+
+
+def min_plus(left: Ints, right: Ints) -> Ints:
+    """``out[a, b] = min over x of left[a, x] + right[x, b]``, clipped to ``INF``.
+
+    Args:
+        left: Int64 ``[A, X]``.
+        right: Int64 ``[X, B]``.
+
+    Returns:
+        Int64 ``[A, B]``.
+    """
+    if len(left) * right.size > _DENSE:
+        rows, row_kind = classes(left)
+        columns, column_kind = classes(right.T)
+        if len(rows) * len(columns) < len(left) * right.shape[1]:
+            return min_plus(left[rows], right[:, columns])[row_kind][:, column_kind]
+    if len(left) * right.size <= _DENSE:
+        return np.minimum((left[:, :, None] + right[None, :, :]).min(axis=1), INF)
+    out = np.full((len(left), right.shape[1]), INF, np.int64)
+    step = np.empty_like(out)
+    right = np.ascontiguousarray(right)
+    for x in range(len(right)):
+        np.add(left[:, x, None], right[x], out=step)
+        np.minimum(out, step, out=out)
+    return out
+
+
+def _transfer(net: Network, node: int, other: int) -> None:
+    """Degree 1 with memory: merge if each answer is both the cheapest and the least hungry."""
+    total = net.costs[node][:, None] + net.links[node][other]
+    hunger = sum(part.usage for part in net.segments[node])
+    order = np.argsort(hunger, kind="stable")
+    best = order[total[order].argmin(axis=0)]
+    possible = total < INF
+    for part in net.segments[node]:
+        least = np.where(possible, part.usage[:, None], INF).min(axis=0)
+        if (part.usage[best] > least).any():
+            return
+    merge(net, node, other, best)
+
+
+def merge(net: Network, node: int, other: int, state_of: NDArray[np.intp]) -> None:
+    """Remove a node whose state follows from a neighbour's.
+
+    Args:
+        net: The network.
+        node: To be removed.
+        other: The neighbour that takes over its costs, edges and memory.
+        state_of: The node's state for each state of the neighbour, ``[S_other]``.
+    """
+    tie = net.links[other][node]
+    cost = np.minimum(net.costs[node][state_of] + tie[np.arange(len(tie)), state_of], INF)
+    links = {k: matrix for k, matrix in net.links[node].items() if k != other}
+    segments = net.segments.get(node, [])
+
+    def undo(states: dict[int, int]) -> None:
+        states[node] = int(state_of[states[other]])
+
+    net.remove(node, undo)
+    net.add_cost(other, cost)
+    for k, matrix in links.items():
+        net.add_link(other, k, np.ascontiguousarray(matrix[state_of]))
+        net.normalise(other, k)
+    for part in segments:
+        net.add_segment(other, part.first, part.end, part.usage[state_of])
+
+
+def _merge_tied(net: Network) -> set[int]:
+    """Merge nodes into neighbours that leave them one allowed state each; returns who changed."""
+    net.changed = set()
+    waiting = sorted(net.costs)
+    while waiting and not net.impossible:
+        node = waiting.pop()
+        if node not in net.costs:
+            continue
+        for other, matrix in net.links[node].items():
+            tied = net.memo(("tied",), matrix, _tied)
+            if tied is not None:
+                near = [*net.links[node]]
+                merge(net, node, other, tied)
+                for k in near:
+                    if bool((net.costs[k] >= INF).any()):
+                        tidy(net, k)
+                waiting.append(other)
+                break
+    return net.changed
+
+
+def _tied(matrix: Ints) -> NDArray[np.intp] | None:
+    """The one allowed row of each column; None if a column has another number of them."""
+    allowed = matrix < INF
+    if (allowed.sum(axis=0) == 1).all():
+        return allowed.argmax(axis=0)
+    return None
