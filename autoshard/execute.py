@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import jax
+from jax.extend.mlir import ir
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.tree_util import PyTreeDef, tree_flatten_with_path, tree_unflatten
 
@@ -103,6 +104,15 @@ def auto(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
+def is_tracing(mesh: Mesh) -> bool:
+    """Whether this thread is inside a JAX transformation, where no mesh may be set."""
+    try:
+        with jax.set_mesh(auto(mesh)):
+            return False
+    except ValueError:  # "can only be used outside of jax.jit"
+        return True
+
+
 def flatten(
     fn: Callable[..., Any], signature: Signature
 ) -> tuple[Callable[..., tuple[Any, ...]], list[ResultTree]]:
@@ -174,6 +184,13 @@ def lower_with(
     )
     with jax.set_mesh(traced.auto_mesh):
         return jitted.lower(*_structs(traced))
+
+
+def module_of(lowered: jax.stages.Lowered) -> ir.Module:
+    """The live StableHLO module: what is changed in it is what gets compiled."""
+    module: ir.Module | None = lowered.compiler_ir("stablehlo")
+    assert module is not None
+    return module
 
 
 def named(

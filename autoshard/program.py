@@ -51,7 +51,7 @@ def main_block(module: ir.Module) -> ir.Block:
 
 
 def normalize(module: ir.Module) -> None:
-    """Flatten the call graph and inline every call, in place."""
+    """Flatten the call graph, inline every call, and make loops carry what they read, in place."""
     with module.context:
         passmanager.PassManager.parse("builtin.module(sdy-flatten-call-graph)").run(
             module.operation
@@ -62,6 +62,8 @@ def normalize(module: ir.Module) -> None:
         if op.operation.name == "func.func"
     }
     _inline(main_block(module), functions)
+    with module.context, ir.Location.unknown():
+        _carry_captures(main_block(module))
     for name, function in functions.items():
         if name != "main" and not _is_referenced(module, name):
             function.erase()
@@ -130,6 +132,103 @@ def _inline(block: ir.Block, functions: dict[str, ir.Operation]) -> None:
         elif operation.name in REGION_OPS:
             for region in operation.regions:
                 _inline(region.blocks[0], functions)
+
+
+def _carry_captures(block: ir.Block) -> None:
+    """Turn values that a loop reads from outside into values it carries unchanged.
+
+    Then every value has one sharding inside a loop, decided where it enters. Constants stay where
+    they are: they are made anew wherever they are read.
+    """
+    for op in list(block.operations):
+        operation = op.operation
+        if operation.name not in REGION_OPS:
+            continue
+        for region in operation.regions:
+            _carry_captures(region.blocks[0])
+        if operation.name == "stablehlo.while":
+            captured = _captures(operation)
+            if captured:
+                _with_operands(operation, captured)
+
+
+def _captures(loop: ir.Operation) -> list[ir.Value]:
+    """Values made outside ``loop`` and read inside it, in order of reading; constants left out."""
+    inside: set[ir.Value] = set()
+    read: dict[ir.Value, None] = {}
+
+    def visit(operation: ir.Operation) -> None:
+        for value in operation.operands:
+            read[value] = None
+        inside.update(operation.results)
+        for region in operation.regions:
+            for block in region.blocks:
+                inside.update(block.arguments)
+                for inner in block.operations:
+                    visit(inner.operation)
+
+    for region in loop.regions:
+        block = region.blocks[0]
+        inside.update(block.arguments)
+        for inner in block.operations:
+            visit(inner.operation)
+    return [v for v in read if v not in inside and not _is_constant(v)]
+
+
+def _is_constant(value: ir.Value) -> bool:
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return False
+    name = owner.name
+    if name in ("stablehlo.broadcast_in_dim", "stablehlo.convert"):
+        return _is_constant(owner.operands[0])
+    return name in ("stablehlo.constant", "stablehlo.iota")
+
+
+def _with_operands(loop: ir.Operation, captured: list[ir.Value]) -> None:
+    """Replace ``loop`` by one that carries ``captured`` as well."""
+    kept = len(loop.results)
+    new = ir.Operation.create(
+        loop.name,
+        results=[*(r.type for r in loop.results), *(v.type for v in captured)],
+        operands=[*loop.operands, *captured],
+        attributes={name: loop.attributes[name] for name in _names(loop)},
+        regions=len(loop.regions),
+        loc=loop.location,
+        ip=ir.InsertionPoint(loop),
+    )
+    for number, region in enumerate(list(loop.regions)):
+        block = region.blocks[0]
+        carried = [block.add_argument(v.type, loop.location) for v in captured]
+        inner = {id(o): o for o in _operations(block)}
+        for value, argument in zip(captured, carried, strict=True):
+            for operation in inner.values():
+                for position, operand in enumerate(operation.operands):
+                    if operand == value:
+                        operation.operands[position] = argument
+        if number == 1:
+            end = terminator(block)
+            with ir.InsertionPoint(end):
+                ir.Operation.create(
+                    end.name, operands=[*end.operands, *carried], loc=end.location
+                )
+            end.erase()
+        block.append_to(new.regions[number])
+    for position in range(kept):
+        loop.results[position].replace_all_uses_with(new.results[position])
+    loop.erase()
+
+
+def _names(operation: ir.Operation) -> list[str]:
+    return [a if isinstance(a, str) else a.name for a in operation.attributes]
+
+
+def _operations(block: ir.Block) -> Iterator[ir.Operation]:
+    for op in block.operations:
+        yield op.operation
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                yield from _operations(inner)
 
 
 def _is_referenced(module: ir.Module, name: str) -> bool:

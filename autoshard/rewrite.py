@@ -1,8 +1,10 @@
 """Write a plan into the module it was made for.
 
-Every op gets the shardings its strategy implies, every reshard is written as a chain of single
-steps, and values that cost nothing are made anew wherever they are read, in the sharding that is
-wanted there. Nothing is left for propagation to decide.
+Every result of an op is constrained to the sharding its strategy implies, every reshard is written
+as a chain of single steps, and values that cost nothing are made anew wherever they are read, in the
+sharding that is wanted there. Nothing is left for propagation to decide. Constraint ops are used
+throughout because XLA reads a module back from HLO before it propagates, and keeps the sharding of
+custom calls alone there: a ``sdy.sharding`` attribute on any other op would be dropped.
 """
 
 from __future__ import annotations
@@ -17,9 +19,6 @@ from autoshard.program import REGION_OPS, TERMINATORS, main_block, normalize, te
 from autoshard.shardings import Sharding
 
 _STEP = "sdy.sharding_constraint"
-_OWN = frozenset({_STEP, "sdy.manual_computation"})
-"""Ops that carry their sharding themselves."""
-
 
 def rewrite(module: ir.Module, plan: Plan) -> None:
     """Annotate a freshly lowered module in place.
@@ -68,7 +67,7 @@ class _Writer:
         if place[0] == -1:
             for argument, boundary in zip(block.arguments, self.plan.arguments, strict=True):
                 self._number(argument)
-                self.shardings[argument] = boundary.sharding
+                self.shardings[argument] = boundary.sharding  # JAX wrote it on the argument
             returned = self.plan.result_shardings
         for op in list(block.operations):
             if op.operation.name not in TERMINATORS:
@@ -93,18 +92,16 @@ class _Writer:
             return
         for position, wanted in enumerate(plan.operands):
             self._read(operation, position, wanted)
-        for value, sharding in zip(operation.results, plan.results, strict=True):
-            self.shardings[value] = sharding
         if operation.name in REGION_OPS:
             self._regions(operation, index, plan)
-        if operation.name not in _OWN and len(operation.results):
-            natural = plan.results if plan.partial is None else (plan.partial,)
-            inner = ", ".join(self._text(s) for s in natural)
-            operation.attributes["sdy.sharding"] = ir.Attribute.parse(
-                f"#sdy.sharding_per_value<[{inner}]>"
-            )
+        for value, sharding in zip(operation.results, plan.results, strict=True):
+            natural = plan.partial or sharding
+            if operation.name == _STEP:
+                self.shardings[value] = sharding
+                continue
+            made = self._constrain(value, natural, operation)
             if plan.partial is not None:
-                self._scatter(operation, plan)
+                self._constrain(made, sharding, made.owner)
 
     def _regions(self, operation: ir.Operation, index: int, plan: OpPlan) -> None:
         is_loop = operation.name == "stablehlo.while"
@@ -115,7 +112,7 @@ class _Writer:
                     block.arguments, operation.results, plan.results, strict=True
                 ):
                     self.numbers[argument] = self.numbers[value]
-                    self.shardings[argument] = sharding
+                    self._constrain(argument, sharding, None)
             returned = None if is_loop and number == 0 else plan.results
             self.block(block, (index, number), returned)
 
@@ -158,21 +155,26 @@ class _Writer:
         )
         return made.results[0]
 
-    def _scatter(self, operation: ir.Operation, plan: OpPlan) -> None:
-        """After a reduction, keep only one's own part: XLA makes both a reduce-scatter."""
-        value = operation.results[0]
+    def _constrain(
+        self, value: ir.Value, sharding: Sharding, maker: ir.Operation | None
+    ) -> ir.Value:
+        """Constrain a value where it is made and have everything read the constrained one."""
+        first = value.owner.operations[0] if maker is None else maker
         made = ir.Operation.create(
             _STEP,
             results=[value.type],
             operands=[value],
-            attributes={"sharding": self._attribute(plan.results[0])},
-            loc=operation.location,
-            ip=ir.InsertionPoint(operation),
+            attributes={"sharding": self._attribute(sharding)},
+            loc=first.operation.location,
+            ip=ir.InsertionPoint(first),
         )
-        made.move_after(operation)
-        value.replace_all_uses_except(made.results[0], [made])
-        self.numbers[made.results[0]] = self.numbers[value]
-        self.shardings[made.results[0]] = plan.results[0]
+        if maker is not None:
+            made.move_after(maker)
+        constrained = made.results[0]
+        value.replace_all_uses_except(constrained, [made])
+        self.numbers[constrained] = self.numbers[value]
+        self.shardings[constrained] = sharding
+        return constrained
 
     def _materialize(self, value: ir.Value, wanted: Sharding, before: ir.Operation) -> ir.Value:
         """A copy of a free value, made on the spot in the wanted sharding."""
@@ -184,10 +186,7 @@ class _Writer:
                 for position, operand in enumerate(original.operands):
                     sharding = _projected(original, position, wanted)
                     copy.operands[position] = self._materialize(operand, sharding, copy)
-            copy.attributes["sdy.sharding"] = ir.Attribute.parse(
-                f"#sdy.sharding_per_value<[{self._text(wanted)}]>"
-            )
-            self.made[key] = copy.results[0]
+            self.made[key] = self._step(copy.results[0], wanted, before)
         return self.made[key]
 
     def _text(self, sharding: Sharding) -> str:
