@@ -4,69 +4,44 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, overload
 
 import jax
 from jax.sharding import Mesh
 
-from autoshard import pins
-from autoshard.cost_models import COST_MODELS, default_cost_model
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError
 from autoshard.execute import (
     Executable,
-    Placement,
     ResultTree,
     Traced,
     flatten,
-    lower_for_planning,
+    is_tracing,
     lower_with,
+    module_of,
     named,
     trace,
 )
+from autoshard.pins import Pins
 from autoshard.plan import Plan
-from autoshard.planner import plan_module
-from autoshard.program import Boundary
 from autoshard.rewrite import rewrite
-from autoshard.shardings import MeshShape, Sharding, replicated
+from autoshard.search import Options, mesh_shape, search
 from autoshard.signature import (
     Argnames,
     Argnums,
     Call,
     Convention,
-    Leaf,
     Signature,
     call_key,
     split,
-    ties,
 )
+from autoshard.solvers import Progress, Solver
 
 MAX_AXES = 4
 """Mesh axes up to which the planner enumerates every sharding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to search for a plan.
-
-    Attributes:
-        in_shardings: Pins of the arguments (see :mod:`autoshard.pins`).
-        out_shardings: Pins of the results.
-        memory_limit: What one device may use [bytes]; None for the device's own limit.
-        cost_model: A cost model or the name of one; None for the one of the mesh's devices.
-        solver: A solver or the name of one; None for the default.
-        time_limit_s: Time the solver may take [s].
-    """
-
-    in_shardings: Any = None
-    out_shardings: Any = None
-    memory_limit: int | None = None
-    cost_model: Any = None
-    solver: Any = None
-    time_limit_s: float = 60.0
 
 
 class Sharded:
@@ -153,7 +128,8 @@ class Sharded:
         return self.compile(*args, **kwargs).cost_analysis()
 
     def _call(self, call: Call) -> Any:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves):
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves)
+        if traced or is_tracing(self.mesh):
             return self._transformed(call)
         key = call_key(self.convention, call)
         executable = self._executables.get(key) or self._executable(call, key)
@@ -221,12 +197,12 @@ class Lowered:
     def of(cls, traced: Traced, plan: Plan) -> Lowered:
         """Lower afresh and write the plan into the module."""
         lowered = lower_with(traced, plan.argument_shardings, plan.result_shardings)
-        rewrite(lowered.compiler_ir("stablehlo"), plan)
+        rewrite(module_of(lowered), plan)
         return cls(plan, traced, lowered)
 
     def as_text(self) -> str:
         """The StableHLO module with its shardings."""
-        return str(self.lowered.compiler_ir("stablehlo"))
+        return str(module_of(self.lowered))
 
     def compile(self) -> Executable:
         """Compile for the devices of the mesh."""
@@ -236,53 +212,63 @@ class Lowered:
         return Executable(self.lowered.compile(), self.traced, shardings)
 
 
-def search(traced: Traced, options: Options, given: Plan | None = None) -> Plan:
-    """A plan for a traced program, bound to the caller's trees and mesh.
-
-    Args:
-        traced: The program.
-        options: How to search.
-        given: A plan to use instead of searching; it is checked against the program.
-    """
-    signature, mesh = traced.signature, traced.mesh
-    positional, _ = signature.fill(range(len(signature.arguments)), fixed=None)
-    arguments = pins.resolve(
-        options.in_shardings, signature.arguments, positional, mesh, "in_shardings"
-    )
-    whole = traced.result_tree.fill(range(len(traced.results)), fixed=None)
-    results = pins.resolve(options.out_shardings, traced.results, whole, mesh, "out_shardings")
-    module = lower_for_planning(traced).compiler_ir("stablehlo")
-    plan = plan_module(
-        module,
-        _boundaries(signature.arguments, arguments),
-        _boundaries(traced.results, results),
-        mesh_shape(mesh),
-        ties=ties(signature.arguments, traced.results),
-        memory_limit=options.memory_limit,
-        cost_model=_cost_model(options.cost_model, mesh),
-        solver=options.solver,
-        time_limit_s=options.time_limit_s,
-    )
-    placement = Placement.of(traced, plan.argument_shardings, plan.result_shardings)
-    return replace(plan, placement=placement)
-
-
+@overload
 def autoshard(
-    fn: Any = None,
-    mesh: Any = None,
+    fn: Callable[..., Any],
+    mesh: Mesh | None = None,
     *,
     static_argnums: Argnums = None,
     static_argnames: Argnames = None,
     donate_argnums: Argnums = None,
     donate_argnames: Argnames = None,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
+    in_shardings: Pins = None,
+    out_shardings: Pins = None,
     memory_limit: int | None = None,
-    cost_model: Any = None,
-    solver: Any = None,
+    cost_model: CostModel | str | None = None,
+    solver: Solver | str | None = None,
     time_limit_s: float = 60.0,
+    progress: Callable[[Progress], None] | None = None,
     plan: Plan | None = None,
-) -> Any:
+) -> Sharded: ...
+
+
+@overload
+def autoshard(
+    fn: None = None,
+    mesh: Mesh | None = None,
+    *,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
+    donate_argnums: Argnums = None,
+    donate_argnames: Argnames = None,
+    in_shardings: Pins = None,
+    out_shardings: Pins = None,
+    memory_limit: int | None = None,
+    cost_model: CostModel | str | None = None,
+    solver: Solver | str | None = None,
+    time_limit_s: float = 60.0,
+    progress: Callable[[Progress], None] | None = None,
+    plan: Plan | None = None,
+) -> Callable[[Callable[..., Any]], Sharded]: ...
+
+
+def autoshard(
+    fn: Callable[..., Any] | None = None,
+    mesh: Mesh | None = None,
+    *,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
+    donate_argnums: Argnums = None,
+    donate_argnames: Argnames = None,
+    in_shardings: Pins = None,
+    out_shardings: Pins = None,
+    memory_limit: int | None = None,
+    cost_model: CostModel | str | None = None,
+    solver: Solver | str | None = None,
+    time_limit_s: float = 60.0,
+    progress: Callable[[Progress], None] | None = None,
+    plan: Plan | None = None,
+) -> Sharded | Callable[[Callable[..., Any]], Sharded]:
     """Make ``fn`` run sharded over ``mesh``, with shardings that a solver chooses.
 
     Without ``fn`` it returns a decorator: ``@autoshard(mesh=mesh)``.
@@ -304,6 +290,7 @@ def autoshard(
         cost_model: A cost model or the name of one; by default the one of the mesh's devices.
         solver: A solver or the name of one.
         time_limit_s: Time the solver may take [s].
+        progress: Called with signs of life from the solver.
         plan: A plan to use instead of searching for one; refused if it is for another program.
 
     Returns:
@@ -312,9 +299,11 @@ def autoshard(
     Raises:
         InputError: A mesh, function or option that cannot be used.
     """
-    options = Options(in_shardings, out_shardings, memory_limit, cost_model, solver, time_limit_s)
+    options = Options(
+        in_shardings, out_shardings, memory_limit, cost_model, solver, time_limit_s, progress
+    )
 
-    def wrap(function: Any) -> Sharded:
+    def wrap(function: Callable[..., Any]) -> Sharded:
         _check_function(function)
         convention = Convention.of(
             function, static_argnums, static_argnames, donate_argnums, donate_argnames
@@ -325,23 +314,6 @@ def autoshard(
         _checked_mesh(mesh)
         return wrap
     return wrap(fn)
-
-
-def mesh_shape(mesh: Mesh) -> MeshShape:
-    """Names and sizes of a mesh's axes."""
-    return MeshShape(tuple(map(str, mesh.axis_names)), tuple(mesh.devices.shape))
-
-
-def _cost_model(given: Any, mesh: Mesh) -> CostModel:
-    if given is None:
-        return default_cost_model(tuple(mesh.devices.flat))
-    model = COST_MODELS[given]() if isinstance(given, str) else given
-    if not isinstance(model, CostModel):
-        raise InputError(
-            f"cost_model is a {type(given).__name__}, which is no cost model",
-            fix=f"pass an object with the methods of CostModel, or one of {', '.join(COST_MODELS)}",
-        )
-    return model
 
 
 def _checked_mesh(mesh: Any) -> Mesh:
@@ -375,15 +347,3 @@ def _check_function(fn: Any) -> None:
         raise InputError(
             f"a {type(fn).__name__} is no function to shard", fix="say autoshard(fn, mesh)"
         )
-
-
-def _boundaries(leaves: Sequence[Leaf], given: Sequence[Sharding | None]) -> tuple[Boundary, ...]:
-    """What the planner is told of each argument or result; typed keys stay whole unless pinned."""
-    return tuple(
-        Boundary(
-            leaf.name,
-            leaf.donated,
-            replicated(leaf.module_rank) if pin is None and leaf.is_key else pin,
-        )
-        for leaf, pin in zip(leaves, given, strict=True)
-    )

@@ -22,6 +22,7 @@ from autoshard.execute import (
     Traced,
     lower_for_planning,
     lower_with,
+    module_of,
     named,
     trace,
 )
@@ -58,7 +59,7 @@ def compiled_of(traced: Traced) -> Executable:
 
 
 def operations(lowered: jax.stages.Lowered) -> list[str]:
-    module = lowered.compiler_ir("stablehlo")
+    module = module_of(lowered)
     normalize(module)
     return [op.name for *_, op in walk(main_block(module))]
 
@@ -98,14 +99,14 @@ class TestTracing:
 
     def test_each_lowering_is_a_module_of_its_own(self) -> None:
         traced = traced_of(lambda x: x * 2, jnp.ones(8))
-        first = lower_for_planning(traced).compiler_ir("stablehlo")
+        first = module_of(lower_for_planning(traced))
         with first.context:
             first.operation.attributes["edited"] = ir.UnitAttr.get()
         assert "edited" not in lower_for_planning(traced).as_text()
 
     def test_unused_arguments_stay_arguments_of_the_module(self) -> None:
         traced = traced_of(lambda x, unused: x + 1, jnp.ones(8), jnp.ones(3))
-        block = main_block(lower_for_planning(traced).compiler_ir("stablehlo"))
+        block = main_block(module_of(lower_for_planning(traced)))
         assert len(block.arguments) == 2
 
     def test_results_are_named(self) -> None:

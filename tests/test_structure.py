@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan", "plan_text", "rewrite", "execute"),
     ("planner",),
     ("validate", "report"),
+    ("search",),
     ("api",),
     ("cli", "__main__"),
 )

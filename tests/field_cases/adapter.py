@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from autoshard import Executable, Plan, autoshard
+from autoshard import Executable, Plan, Sharded, autoshard
 
 
 class Adapter:
@@ -23,7 +23,7 @@ class Adapter:
     ) -> None:
         jit_options = ("donate_argnums", "static_argnums", "static_argnames")
         self.mesh = mesh
-        self.sharded = autoshard(
+        self.sharded: Sharded = autoshard(
             fn,
             mesh,
             **{name: options[name] for name in jit_options if name in options},

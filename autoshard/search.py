@@ -1,0 +1,143 @@
+"""From a traced program and the caller's wishes to a plan bound to the caller's mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.sharding import Mesh
+
+from autoshard import pins
+from autoshard.cost_models import COST_MODELS, default_cost_model
+from autoshard.cost_models.protocol import CostModel
+from autoshard.errors import InputError
+from autoshard.execute import Placement, Traced, lower_for_planning, module_of
+from autoshard.graph import extract
+from autoshard.plan import Plan
+from autoshard.planner import plan_module
+from autoshard.program import Boundary, normalize
+from autoshard.shardings import MeshShape, Sharding, replicated, to_partition_spec
+from autoshard.signature import Leaf, ties
+from autoshard.solvers import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to search for a plan.
+
+    Attributes:
+        in_shardings: Pins of the arguments (see :mod:`autoshard.pins`).
+        out_shardings: Pins of the results.
+        memory_limit: What one device may use [bytes]; None for the device's own limit.
+        cost_model: A cost model or the name of one; None for the one of the mesh's devices.
+        solver: A solver or the name of one; None for the default.
+        time_limit_s: Time the solver may take [s].
+        progress: Called with signs of life from the solver.
+    """
+
+    in_shardings: Any = None
+    out_shardings: Any = None
+    memory_limit: int | None = None
+    cost_model: Any = None
+    solver: Any = None
+    time_limit_s: float = 60.0
+    progress: Callable[[Progress], None] | None = None
+
+
+def search(traced: Traced, options: Options, given: Plan | None = None) -> Plan:
+    """A plan for a traced program, bound to the caller's trees and mesh.
+
+    Args:
+        traced: The program.
+        options: How to search.
+        given: A plan to use instead of searching; it is checked against the program.
+    """
+    signature, mesh = traced.signature, traced.mesh
+    positional, _ = signature.fill(range(len(signature.arguments)), fixed=None)
+    arguments = pins.resolve(
+        options.in_shardings, signature.arguments, positional, mesh, "in_shardings"
+    )
+    whole = traced.result_tree.fill(range(len(traced.results)), fixed=None)
+    results = pins.resolve(options.out_shardings, traced.results, whole, mesh, "out_shardings")
+    program = (
+        module_of(lower_for_planning(traced)),
+        _boundaries(signature.arguments, arguments),
+        _boundaries(traced.results, results),
+    )
+    tied = ties(signature.arguments, traced.results)
+    if given is None:
+        plan = plan_module(
+            *program,
+            mesh_shape(mesh),
+            ties=tied,
+            memory_limit=options.memory_limit,
+            cost_model=_cost_model(options.cost_model, mesh),
+            solver=options.solver,
+            time_limit_s=options.time_limit_s,
+            progress=options.progress,
+        )
+    else:
+        plan = checked(given, *program, mesh_shape(mesh), ties=tied)
+    placement = Placement.of(traced, plan.argument_shardings, plan.result_shardings)
+    return replace(plan, placement=placement)
+
+
+def checked(
+    plan: Plan,
+    module: ir.Module,
+    arguments: Sequence[Boundary],
+    results: Sequence[Boundary],
+    mesh: MeshShape,
+    *,
+    ties: Sequence[tuple[int, int]],
+) -> Plan:
+    """The plan, if it is for this program and mesh; arguments as for ``plan_module``.
+
+    Raises:
+        PlanMismatchError: It is not; names the first difference.
+        InputError: It breaks a pin.
+    """
+    normalize(module)
+    plan.check(extract(module, mesh, arguments, results, ties).signature(), mesh)
+    for wanted, planned in zip(
+        (*arguments, *results), (*plan.arguments, *plan.results), strict=True
+    ):
+        if wanted.pin is not None and wanted.pin != planned.sharding:
+            raise InputError(
+                f"the plan given shards {wanted.name} as {to_partition_spec(planned.sharding)}, "
+                f"its pin says {to_partition_spec(wanted.pin)}",
+                at=f"argument {wanted.name}",
+                fix="remove the pin, or plan again with it",
+            )
+    return plan
+
+
+def mesh_shape(mesh: Mesh) -> MeshShape:
+    """Names and sizes of a mesh's axes."""
+    return MeshShape(tuple(map(str, mesh.axis_names)), tuple(mesh.devices.shape))
+
+
+def _cost_model(given: Any, mesh: Mesh) -> CostModel:
+    if given is None:
+        return default_cost_model(tuple(mesh.devices.flat))
+    model = COST_MODELS[given]() if isinstance(given, str) else given
+    if not isinstance(model, CostModel):
+        raise InputError(
+            f"cost_model is a {type(given).__name__}, which is no cost model",
+            fix=f"pass an object with the methods of CostModel, or one of {', '.join(COST_MODELS)}",
+        )
+    return model
+
+
+def _boundaries(leaves: Sequence[Leaf], given: Sequence[Sharding | None]) -> tuple[Boundary, ...]:
+    """What the planner is told of each argument or result; typed keys stay whole unless pinned."""
+    return tuple(
+        Boundary(
+            leaf.name,
+            leaf.donated,
+            replicated(leaf.module_rank) if pin is None and leaf.is_key else pin,
+        )
+        for leaf, pin in zip(leaves, given, strict=True)
+    )
