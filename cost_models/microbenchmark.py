@@ -149,7 +149,7 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
         k: fit("elementwise", k, ("bytes", "transcendentals")) for k in keys("elementwise")
     }
     return Calibration(
-        machine=_machine(),
+        machine=processor_name(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         jax_version=jax.__version__,
         devices=devices,
@@ -181,7 +181,7 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _machine() -> str:
+def processor_name() -> str:
     """The processor's name as the system gives it."""
     info = Path("/proc/cpuinfo")
     if info.exists():

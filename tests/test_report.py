@@ -312,7 +312,7 @@ def test_the_picture_keeps_the_most_expensive_ops_and_the_dearest_reshards() -> 
     cost_s = {i: 1.0 + (i == 17) * 100 for i in range(50)}
     links = [Link(i, i + 1) for i in range(49)] + [Link(40, 44, "all-gather x", 5.0)]
     drawn = picture(cost_s, links, most=6)
-    assert {n for n, _, _ in drawn.nodes} >= {17, 40, 44}
+    assert {n for n, *_ in drawn.nodes} >= {17, 40, 44}
     assert len(drawn.nodes) == 6
     reshard = next(e for e in drawn.edges if e.reshard)
     assert (reshard.producer, reshard.consumer, reshard.through) == (40, 44, False)
@@ -324,15 +324,15 @@ def test_every_edge_of_the_picture_goes_down_and_no_two_boxes_touch() -> None:
     pairs = rng.integers(0, 200, (500, 2))
     links = [Link(int(a), int(b), "r" * int(b % 7 == 0), 1.0) for a, b in pairs]
     drawn = picture(cost_s, links, most=30)
-    layer = {n: depth for n, _, depth in drawn.nodes}
+    layer = {n: depth for n, _, depth, _ in drawn.nodes}
     for edge in drawn.edges:
         depths = [depth for _, depth in edge.points]
         assert depths == list(range(layer[edge.producer], layer[edge.consumer] + 1))
         assert len(depths) > 1
     for depth in set(layer.values()):
-        row = sorted(x for _, x, d in drawn.nodes if d == depth)
+        row = sorted(x for _, x, d, _ in drawn.nodes if d == depth)
         assert all(b - a >= 1 for a, b in itertools.pairwise(row))
-    assert min(x for _, x, _ in drawn.nodes) >= 0
+    assert min(x for _, x, *_ in drawn.nodes) >= 0
 
 
 def test_a_dotted_edge_stands_for_a_real_path_through_dropped_ops() -> None:

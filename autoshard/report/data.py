@@ -51,11 +51,11 @@ class ReportData:
         ops: One row per op: ``index``, ``name``, ``source``, ``shapes`` (of the results, as text),
             ``sharding`` (as text), predicted ``compute_s``, ``hbm_s``, ``comm_s`` [s] over all its
             ``trips``, and the ``bytes`` of its results.
-        collectives: One row per collective of the compiled program: ``kind``, ``axes`` (as text),
-            ``bytes`` and ``seconds`` over all its ``trips``, ``source``.
+        collectives: One row per collective that the plan asks for: ``kind``, ``axes`` (as text),
+            ``bytes`` sent and ``seconds`` over all its ``trips``, ``source``.
         memory: ``bytes`` in use from each ``time`` (index of an op) on; ``label`` names the op.
-        edges: One row per value between ops: indices of ``producer`` and ``consumer``, the
-            ``reshard`` between them as text (empty: none) and its ``seconds``.
+        edges: One row per value read: index of the ``producer`` op (-1 for an argument) and of the
+            ``consumer``, the ``reshard`` between them as text (empty: none) and its ``seconds``.
         comparison: Rows of ``plan``, ``figure`` (predicted, compiled or measured), ``step_s``,
             ``flops``, ``collective_bytes``, ``peak_bytes``; absent numbers are NaN. The first plan
             is the one that this report is about.

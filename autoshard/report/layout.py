@@ -24,7 +24,7 @@ class Link:
     """A value that goes from one op to another.
 
     Attributes:
-        producer: Index of the op that makes it.
+        producer: Index of the op that makes it; -1 for an argument of the program.
         consumer: Index of the op that reads it.
         reshard: The reshard on the way, as text; empty if there is none.
         seconds: Time of the reshard [s].
@@ -62,12 +62,13 @@ class Picture:
     """Where to draw what.
 
     Attributes:
-        nodes: Per op that is drawn, ``(index, x, layer)``; x in node widths.
+        nodes: Per op that is drawn, ``(index, x, layer, fetched)``: x in node widths, and the
+            reshards of the arguments that it reads.
         edges: Edges between them.
         ops: Number of ops in the whole graph.
     """
 
-    nodes: tuple[tuple[int, float, int], ...]
+    nodes: tuple[tuple[int, float, int, tuple[str, ...]], ...]
     edges: tuple[DrawnEdge, ...]
     ops: int
 
@@ -76,18 +77,19 @@ def picture(cost_s: Mapping[int, float], links: Sequence[Link], *, most: int = 3
     """Lay out the ``most`` most expensive ops of a graph.
 
     The ends of the most expensive reshards take up to half of the places. An edge that only repeats
-    a longer way round is left out, unless it is resharded.
+    a longer way round is left out, unless it is resharded. Links may pass through ops that have no
+    cost; those are never drawn.
 
     Args:
         cost_s: Predicted time of every op [s].
         links: Values between ops; ones that go back to an earlier op (loops) are left out.
         most: How many ops to draw at most.
     """
-    forward = [
-        e
-        for e in links
-        if e.producer < e.consumer and e.producer in cost_s and e.consumer in cost_s
-    ]
+    forward = [e for e in links if 0 <= e.producer < e.consumer]
+    fetched: dict[int, list[str]] = defaultdict(list)
+    for link in links:
+        if link.producer < 0 and link.reshard:
+            fetched[link.consumer].append(link.reshard)
     kept = _chosen(cost_s, forward, most)
     graph = _contracted(kept, forward)
     layer = {
@@ -102,7 +104,7 @@ def picture(cost_s: Mapping[int, float], links: Sequence[Link], *, most: int = 3
         )
         for a, b, data in graph.edges(data=True)
     )  # fmt: skip
-    nodes = tuple((n, x[n, n, layer[n]], layer[n]) for n in sorted(kept))
+    nodes = tuple((n, x[n, n, layer[n]], layer[n], tuple(fetched[n])) for n in sorted(kept))
     return Picture(nodes, edges, len(cost_s))
 
 
@@ -113,8 +115,9 @@ Point = tuple[int, int, int]
 def _chosen(cost_s: Mapping[int, float], links: Sequence[Link], most: int) -> set[int]:
     kept: set[int] = set()
     for link in sorted((e for e in links if e.reshard), key=lambda e: -e.seconds):
-        if len(kept | {link.producer, link.consumer}) <= most // 2:
-            kept |= {link.producer, link.consumer}
+        ends = {link.producer, link.consumer}
+        if ends <= cost_s.keys() and len(kept | ends) <= most // 2:
+            kept |= ends
     for op in sorted(cost_s, key=lambda op: (-cost_s[op], op)):
         if len(kept) == most:
             break

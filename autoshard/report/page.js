@@ -261,9 +261,9 @@ function collectives() {
   if (!rows.length) return null;
   const groups = grouped(rows, (r) => `${r.kind}\u0000${r.axes}`, (r) => r.seconds ?? 0);
   const sum = (g, key) => g.rows.reduce((t, r) => t + (r[key] ?? 0), 0);
-  return [h("h3", {}, "Collectives of the compiled program"),
+  return [h("h3", {}, "Collectives that the plan asks for"),
     h("div", { class: "card wide" }, h("table", {},
-      h("thead", {}, h("tr", {}, h("th", {}, "Collective"), h("th", {}, "Over"), h("th", { class: "num" }, "In the program"), h("th", { class: "num" }, "Run per step"), h("th", { class: "num" }, "Bytes sent"), h("th", { class: "num" }, "Predicted time"))),
+      h("thead", {}, h("tr", {}, h("th", {}, "Collective"), h("th", {}, "Over"), h("th", { class: "num" }, "Places"), h("th", { class: "num" }, "Runs per step"), h("th", { class: "num" }, "Bytes sent"), h("th", { class: "num" }, "Predicted time"))),
       h("tbody", {}, groups.map((g) => h("tr", {}, h("td", {}, g.rows[0].kind.replace(/_/g, "-")), h("td", {}, withChips(g.rows[0].axes)),
         h("td", { class: "num" }, whole(g.rows.length)), h("td", { class: "num" }, whole(sum(g, "trips"))), h("td", { class: "num" }, bytes(sum(g, "bytes"))), h("td", { class: "num" }, time(sum(g, "seconds")))))))),
     h("details", {}, h("summary", {}, `All ${whole(rows.length)} collectives`), rowTable({ rows, sort: ["seconds", -1], height: 330,
@@ -363,7 +363,7 @@ function graph() {
       tags.push(s("g", { class: "tag" }, s("title", {}, `${e.reshard}, ${time(e.seconds)}`), s("rect", { x: cx - w / 2, y: cy - 9, width: w, height: 18, rx: 9 }), s("text", { x: cx, y: cy + 4 }, label)));
     }
   }
-  const boxes = nodes.map(([index, x, layer]) => {
+  const boxes = nodes.map(([index, x, layer, fetched]) => {
     const o = info.get(index);
     const [ox, oy] = [px(x) - NW / 2, py(layer)];
     let at = ox + 12;
@@ -373,6 +373,11 @@ function graph() {
       at += w;
       return bar;
     });
+    if (fetched.length) {
+      const label = cut([...new Set(fetched)].join(", "), 26), w = label.length * 6.7 + 16;
+      tags.push(s("g", { class: "tag" }, s("title", {}, `arguments read: ${fetched.join("; ")}`),
+        s("rect", { x: ox + NW - w + 8, y: oy + NH - 24, width: w, height: 18, rx: 9 }), s("text", { x: ox + NW + 8 - w / 2, y: oy + NH - 11 }, label)));
+    }
     return s("g", {}, s("title", {}, `op ${index}: ${o.name}\n${o.source}\n${o.shapes}\n${o.sharding}\n${o.trips > 1 ? `${o.trips} trips\n` : ""}` + PARTS.map(([k, l]) => `${l} ${time(o[k])}`).join("\n")),
       s("rect", { class: "box", x: ox, y: oy, width: NW, height: NH, rx: 8 }),
       s("text", { class: "name", x: ox + 12, y: oy + 19 }, cut(plain(o.name), 20) + (o.trips > 1 ? ` ×${o.trips}` : "")),
@@ -382,7 +387,7 @@ function graph() {
   });
   const drawing = s("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, lines, boxes, tags);
   return section("graph", "Graph", "The graph",
-    `The ${nodes.length} most expensive of ${whole(ops)} ops, in the order in which values flow. A line is a value; dotted ones pass through ops that are left out. Orange lines are reshards. Point at an op for its source line.`,
+    `The ${nodes.length} most expensive of ${whole(ops)} ops, in the order in which values flow. A line is a value; dotted ones pass through ops that are left out. Orange lines are reshards; an orange label on a box is the reshard of an argument that it reads. Point at an op for its source line.`,
     h("div", { class: "card graph" }, drawing));
 }
 
