@@ -34,7 +34,7 @@ def rewrite(module: ir.Module, plan: Plan) -> None:
     with module.context, ir.Location.unknown():
         add_rules(module)
         writer = _Writer(module, plan)
-        writer.block(main_block(module), (-1, 0), None)
+        writer.program(main_block(module))
         if writer.index != writer.count:
             raise _mismatch(f"it has {writer.index} ops, the plan {writer.count}")
         for _, _, operation in walk(main_block(module)):
@@ -61,17 +61,21 @@ class _Writer:
         self.numbers: dict[ir.Value, int] = {}
         self.numbered = 0
 
-    def block(
-        self, block: ir.Block, place: tuple[int, int], returned: tuple[Sharding, ...] | None
+    def program(self, block: ir.Block) -> None:
+        """The body of ``main``."""
+        for argument, boundary in zip(block.arguments, self.plan.arguments, strict=True):
+            self._number(argument)
+            self.shardings[argument] = boundary.sharding  # JAX wrote it on the argument
+        self._block(block, _planned(block), self.plan.result_shardings)
+
+    def _block(
+        self,
+        block: ir.Block,
+        operations: list[ir.Operation],
+        returned: tuple[Sharding, ...] | None,
     ) -> None:
-        if place[0] == -1:
-            for argument, boundary in zip(block.arguments, self.plan.arguments, strict=True):
-                self._number(argument)
-                self.shardings[argument] = boundary.sharding  # JAX wrote it on the argument
-            returned = self.plan.result_shardings
-        for op in list(block.operations):
-            if op.operation.name not in TERMINATORS:
-                self._op(op.operation)
+        for operation in operations:
+            self._op(operation)
         if returned is not None:
             end = terminator(block)
             for position, wanted in enumerate(returned):
@@ -93,7 +97,7 @@ class _Writer:
         for position, wanted in enumerate(plan.operands):
             self._read(operation, position, wanted)
         if operation.name in REGION_OPS:
-            self._regions(operation, index, plan)
+            self._regions(operation, plan)
         for value, sharding in zip(operation.results, plan.results, strict=True):
             natural = plan.partial or sharding
             if operation.name == _STEP:
@@ -103,10 +107,11 @@ class _Writer:
             if plan.partial is not None:
                 self._constrain(made, sharding, made.owner)
 
-    def _regions(self, operation: ir.Operation, index: int, plan: OpPlan) -> None:
+    def _regions(self, operation: ir.Operation, plan: OpPlan) -> None:
         is_loop = operation.name == "stablehlo.while"
         for number, region in enumerate(operation.regions):
             block = region.blocks[0]
+            operations = _planned(block)
             if is_loop:
                 for argument, value, sharding in zip(
                     block.arguments, operation.results, plan.results, strict=True
@@ -114,7 +119,7 @@ class _Writer:
                     self.numbers[argument] = self.numbers[value]
                     self._constrain(argument, sharding, None)
             returned = None if is_loop and number == 0 else plan.results
-            self.block(block, (index, number), returned)
+            self._block(block, operations, returned)
 
     def _number(self, value: ir.Value) -> None:
         self.numbers[value] = self.numbered
@@ -197,6 +202,11 @@ class _Writer:
         if sharding not in self.attributes:
             self.attributes[sharding] = ir.Attribute.parse(f"#sdy.sharding{self._text(sharding)}")
         return self.attributes[sharding]
+
+
+def _planned(block: ir.Block) -> list[ir.Operation]:
+    """The ops of a block that a plan numbers, as they are before anything is written."""
+    return [op.operation for op in block.operations if op.operation.name not in TERMINATORS]
 
 
 def _projected(operation: ir.Operation, position: int, wanted: Sharding) -> Sharding:
