@@ -10,23 +10,27 @@ import numpy as np
 from autoshard.cost_models.calibration import Calibration, LinearFit, load_calibration
 from autoshard.cost_models.protocol import CollectiveKind, Floats, MeshAxis, Work
 
-TRANSCENDENTAL = frozenset(
-    {
-        "stablehlo.exponential",
-        "stablehlo.exponential_minus_one",
-        "stablehlo.log",
-        "stablehlo.log_plus_one",
-        "stablehlo.logistic",
-        "stablehlo.tanh",
-        "stablehlo.tan",
-        "stablehlo.sine",
-        "stablehlo.cosine",
-        "stablehlo.atan2",
-        "stablehlo.power",
-        "stablehlo.cbrt",
-    }
-)
-"""Ops that a CPU computes by a polynomial, many instructions per element."""
+SLOW_OPS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "stablehlo.exponential",
+            "stablehlo.exponential_minus_one",
+            "stablehlo.log",
+            "stablehlo.log_plus_one",
+            "stablehlo.logistic",
+            "stablehlo.tanh",
+            "stablehlo.tan",
+            "stablehlo.sine",
+            "stablehlo.cosine",
+            "stablehlo.atan2",
+            "stablehlo.cbrt",
+        ),
+        "transcendentals",
+    ),
+    "stablehlo.power": "powers",
+    "stablehlo.transpose": "transposes",
+}
+"""Ops whose elements take longer than the traffic, by the unit that was measured for them."""
 
 
 class CalibratedModel:
@@ -60,20 +64,14 @@ class CalibratedModel:
         self.dispatch_s = calibration.dispatch_s * self._crowding
 
     def compute_s(self, work: Work) -> Floats:
-        """Time of the arithmetic [s], ``[S]``; only matmuls and transcendentals take any."""
-        fit = self._fit(work)
-        if work.matmul is not None:
-            per_flop = fit.per_unit_s["flops"]
-        elif work.op in TRANSCENDENTAL:
-            per_flop = fit.per_unit_s["transcendentals"]
-        else:
-            per_flop = 0.0
+        """Time of the arithmetic [s], ``[S]``; only matmuls and :data:`SLOW_OPS` take any."""
+        unit = "flops" if work.matmul is not None else SLOW_OPS.get(work.op, "")
+        per_flop = self._fit(work).per_unit_s.get(unit, 0.0)
         return np.asarray(work.flops * per_flop * self._crowding, dtype=np.float64)
 
     def hbm_s(self, work: Work) -> Floats:
         """Time of the memory traffic [s], ``[S]``."""
-        per_byte = self._fit(work).per_unit_s["bytes"]
-        return np.asarray(work.hbm_bytes * per_byte * self._crowding, dtype=np.float64)
+        return self._fit(work).bytes_s(work.hbm_bytes) * self._crowding
 
     def op_s(self, work: Work) -> Floats:
         """Time of the op [s], ``[S]``: start, arithmetic and traffic, one after the other."""
@@ -102,26 +100,26 @@ class CalibratedModel:
         group = math.prod(axis.size for axis in axes)
         if group <= 1:
             return np.zeros_like(nbytes, dtype=np.float64)
-        sizes = self.calibration.collectives[kind]
-        fixed_s = _at(sizes, group, lambda fit: fit.fixed_s)
-        per_byte = _at(sizes, group, lambda fit: fit.per_unit_s["bytes"])
-        moving_s = (fixed_s + np.asarray(nbytes) * per_byte) * self._crowding
-        return np.where(np.asarray(nbytes) > 0, moving_s, 0.0)
+        price_s = _at(
+            self.calibration.collectives[kind],
+            group,
+            lambda fit: fit.fixed_s + fit.bytes_s(np.asarray(nbytes, dtype=np.float64)),
+        )
+        return np.where(np.asarray(nbytes) > 0, price_s * self._crowding, 0.0)
 
 
-def _at(
-    sizes: Mapping[int, LinearFit], group: int, constant: Callable[[LinearFit], float]
-) -> float:
-    """A constant at ``group`` devices, linear in the logarithm of the measured sizes."""
+def _at(sizes: Mapping[int, LinearFit], group: int, price: Callable[[LinearFit], Floats]) -> Floats:
+    """A price at ``group`` devices, linear in the logarithm of the measured sizes."""
     known = sorted(sizes)
-    values = [constant(sizes[n]) for n in known]
-    if len(known) == 1:
-        return values[0]
+    if len(known) == 1 or group in sizes:
+        return price(sizes[group if group in sizes else known[0]])
     logs = np.log2(known)
     right = int(np.clip(np.searchsorted(logs, math.log2(group)), 1, len(known) - 1))
-    slope = (values[right] - values[right - 1]) / (logs[right] - logs[right - 1])
-    value = values[right - 1] + slope * (math.log2(group) - logs[right - 1])
-    return float(max(value, min(values)))
+    near, far = price(sizes[known[right - 1]]), price(sizes[known[right]])
+    weight = float((math.log2(group) - logs[right - 1]) / (logs[right] - logs[right - 1]))
+    # Beyond the measured sizes a price may level off but does not fall.
+    price_s: Floats = np.maximum(near + (far - near) * weight, np.minimum(near, far))
+    return price_s
 
 
 def cpu() -> CalibratedModel:

@@ -11,6 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from autoshard.cost_models.protocol import Floats
 from autoshard.errors import InputError
 
 VERSION = 1
@@ -27,14 +30,26 @@ class LinearFit:
     Attributes:
         fixed_s: Time of doing nothing [s].
         per_unit_s: Time of one unit of each kind of work [s/FLOP, s/byte, s/element].
+        near_bytes: Bytes beyond which one more costs extra, since it no longer fits a cache; None:
+            all cost the same.
+        per_far_byte_s: That extra [s/byte].
         error: Median relative error of the fit over its observations.
         observations: How many times it was fitted to.
     """
 
     fixed_s: float
     per_unit_s: Mapping[str, float]
+    near_bytes: float | None
+    per_far_byte_s: float
     error: float
     observations: int
+
+    def bytes_s(self, nbytes: Floats) -> Floats:
+        """Time of moving ``nbytes`` [s], same shape, without what is fixed."""
+        near_s = np.asarray(nbytes) * self.per_unit_s["bytes"]
+        if self.near_bytes is None:
+            return near_s
+        return near_s + np.maximum(0.0, nbytes - self.near_bytes) * self.per_far_byte_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +83,8 @@ class Calibration:
             below 1 where other programs were running, whose disturbance is then in the figures.
         dispatch_s: Time of one call of a program that does nothing on all devices [s].
         matmul: By element type: time per matmul; units ``flops`` and ``bytes``.
-        elementwise: By element type: time per fused op; units ``bytes`` and ``transcendentals``.
+        elementwise: By element type: time per fused op; units ``bytes`` (read and written),
+            ``transcendentals``, ``powers`` and ``transposes`` (elements computed or moved so).
         collectives: By kind, then group size: time per collective; unit ``bytes``.
         observations: The measured times behind the fits.
     """

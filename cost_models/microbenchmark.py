@@ -23,6 +23,9 @@ MIN_ROUNDS = 3
 
 MAX_ROUNDS = 60
 
+KNEES_BYTES = tuple(2.0**e for e in range(17, 24))
+"""Where a second price per byte may begin: one device's share of common cache sizes."""
+
 COMPILE_SHARE = 0.6
 """Share of the budget after which no further program is compiled."""
 
@@ -126,7 +129,7 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
         timed_s = t.seconds / t.probe.repeats
         own_s = (t.seconds - dispatch.seconds) / t.probe.repeats
         if copy is not None and t.probe.copied_bytes:
-            own_s -= copy.fixed_s + copy.per_unit_s["bytes"] * t.probe.copied_bytes
+            own_s -= copy.fixed_s + float(copy.bytes_s(np.asarray(t.probe.copied_bytes)))
         return max(own_s, timed_s / 100)
 
     def fit(
@@ -139,14 +142,16 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
             [t.probe.work for t in mine],
             [op_s(t, copy) for t in mine],
             units,
-            [doubt_s / t.probe.repeats for t in mine],
+            doubt_s=[doubt_s / t.probe.repeats for t in mine],
+            knees_bytes=KNEES_BYTES,
         )
 
     def keys(family: str) -> list[str]:
         return sorted({t.probe.key for t in timed if t.probe.family == family})
 
     elementwise = {
-        k: fit("elementwise", k, ("bytes", "transcendentals")) for k in keys("elementwise")
+        k: fit("elementwise", k, ("bytes", "transcendentals", "powers", "transposes"))
+        for k in keys("elementwise")
     }
     return Calibration(
         machine=processor_name(),

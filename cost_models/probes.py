@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,31 +81,33 @@ def dispatch_probe(devices: Sequence[jax.Device]) -> Probe:
 _DTYPES = (("f32", jnp.float32, 0), ("bf16", jnp.bfloat16, 1))
 """Element type, its JAX name, and how many stages later it is measured."""
 
+# A program should end within a few milliseconds: a longer one is more likely to be interrupted, and
+# then for long, where other programs want the cores too.
 _MATMULS = (
-    # batch, m, n, k, pairs of matmuls in a program, stage
-    (1, 64, 64, 64, 16, 0),
-    (1, 256, 256, 256, 4, 0),
-    (1, 512, 512, 512, 1, 1),
+    # batch, m, n, k, matmuls in a program, stage
+    (1, 64, 64, 64, 32, 0),
+    (1, 256, 256, 256, 2, 0),
+    (1, 256, 512, 512, 1, 1),
     (1, 32, 512, 512, 4, 0),
-    (1, 256, 1024, 64, 4, 1),
+    (1, 256, 1024, 64, 2, 1),
     (1, 1024, 256, 256, 1, 1),
     (16, 64, 64, 64, 4, 1),
-    (1, 128, 128, 128, 8, 2),
+    (1, 128, 128, 128, 16, 2),
     (1, 16, 256, 256, 16, 2),
 )
 
 
-def _matmuls(pairs: int, x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
-    for _ in range(pairs):
-        x = jnp.matmul(jnp.matmul(x, w), v)
+def _matmuls(repeats: int, x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    for i in range(repeats):
+        x = jnp.matmul(x, v if i % 2 else w)
     return x
 
 
 def matmul_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
-    """Chains of matmuls ``(x @ w) @ v`` of several shapes, in f32 and bf16."""
+    """Chains of matmuls ``((x @ w) @ v) @ w`` of several shapes, in f32 and bf16."""
     for key, dtype, later in _DTYPES:
         size = jnp.dtype(dtype).itemsize
-        for batch, m, n, k, pairs, stage in _MATMULS:
+        for batch, m, n, k, repeats, stage in _MATMULS:
             shapes = [(batch, m, k), (batch, k, n), (batch, n, k)]
             yield Probe(
                 name=f"matmul/{key}/{batch}x{m}x{n}x{k}",
@@ -114,13 +117,13 @@ def matmul_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
                     "flops": 2.0 * batch * m * n * k,
                     "bytes": float(size * batch * (m * k + k * n + m * n)),
                 },
-                repeats=2 * pairs,
-                build=partial(_program, _line(devices), partial(_matmuls, pairs), shapes, dtype),
+                repeats=repeats,
+                build=partial(_program, _line(devices), partial(_matmuls, repeats), shapes, dtype),
                 stage=stage + later,
             )
 
 
-_ELEMENTS = ((1024, 1024, 0), (65536, 32, 0), (262144, 8, 1), (1048576, 4, 2))
+_ELEMENTS = ((1024, 1024, 0), (65536, 16, 0), (262144, 4, 1), (1048576, 2, 2))
 """Elements per device, ops in a program, stage."""
 
 
@@ -134,28 +137,59 @@ def _tanhs(repeats: int, x: jax.Array) -> jax.Array:
     return result
 
 
+def _powers(repeats: int, x: jax.Array) -> jax.Array:
+    result: jax.Array = jax.lax.fori_loop(0, repeats, lambda _, c: c**1.25, x)
+    return result
+
+
+def _transposes(repeats: int, x: jax.Array) -> jax.Array:
+    result: jax.Array = jax.lax.fori_loop(0, repeats, lambda _, c: c.T, x)
+    return result
+
+
+_SLOW_ELEMENTS = ((4096, 8, 1), (65536, 1, 2), (589824, 1, 2))
+
+
 def elementwise_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
-    """Loops of one fused elementwise op: a product and a sum, or a tanh, in f32 and bf16."""
+    """Loops of one op: a product and a sum, a tanh, a power, a transpose, in f32 and bf16."""
+    mesh = _line(devices)
     for key, dtype, later in _DTYPES:
         size = jnp.dtype(dtype).itemsize
+
+        def probe(
+            kind: str,
+            body: Callable[..., jax.Array],
+            shapes: Sequence[tuple[int, ...]],
+            slow: str,
+            repeats: int,
+            stage: int,
+            key: str = key,
+            dtype: Any = dtype,
+            size: int = size,
+        ) -> Probe:
+            elements = math.prod(shapes[0])
+            work = {"bytes": float(size * elements * (len(shapes) + 1))}
+            return Probe(
+                name=f"elementwise/{key}/{kind}/{elements}",
+                family="elementwise",
+                key=key,
+                work={**work, slow: float(elements)} if slow else work,
+                repeats=repeats,
+                build=partial(_program, mesh, body, shapes, dtype),
+                stage=stage,
+            )
+
         for elements, repeats, stage in _ELEMENTS:
-            for kind, body, arrays, transcendentals in (
-                ("product", partial(_products, repeats), 3, 0),
-                ("tanh", partial(_tanhs, repeats), 2, elements),
-            ):
-                shapes = [(elements,)] * (arrays - 1)
-                yield Probe(
-                    name=f"elementwise/{key}/{kind}/{elements}",
-                    family="elementwise",
-                    key=key,
-                    work={
-                        "bytes": float(size * elements * arrays),
-                        "transcendentals": float(transcendentals),
-                    },
-                    repeats=repeats,
-                    build=partial(_program, _line(devices), body, shapes, dtype),
-                    stage=stage + later,
-                )
+            flat, turn = (elements,), stage + later
+            yield probe("product", partial(_products, repeats), [flat, flat], "", repeats, turn)
+            yield probe("tanh", partial(_tanhs, repeats), [flat], "transcendentals", repeats, turn)
+        for elements, repeats, stage in _SLOW_ELEMENTS:
+            side, turn = math.isqrt(elements), stage + later
+            square = (side, side)
+            yield probe("power", partial(_powers, repeats), [square], "powers", repeats, turn)
+            yield probe(
+                "transpose", partial(_transposes, repeats), [square], "transposes", repeats, turn
+            )
 
 
 KINDS: tuple[CollectiveKind, ...] = (
@@ -167,7 +201,7 @@ KINDS: tuple[CollectiveKind, ...] = (
 )
 """Every kind of collective, the most used first."""
 
-_COLLECTIVE_BYTES = ((8192, 32, 0), (262144, 8, 2), (1048576, 3, 0))
+_COLLECTIVE_BYTES = ((8192, 32, 0), (262144, 8, 2), (1048576, 3, 0), (4194304, 1, 3))
 """Bytes per device, ops in a program, stage."""
 
 

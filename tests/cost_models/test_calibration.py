@@ -31,7 +31,7 @@ KINDS: tuple[CollectiveKind, ...] = (
 
 
 def collective(fixed_us: float, ns_per_byte: float) -> LinearFit:
-    return LinearFit(fixed_us * 1e-6, {"bytes": ns_per_byte * 1e-9}, 0.1, 6)
+    return LinearFit(fixed_us * 1e-6, {"bytes": ns_per_byte * 1e-9}, None, 0.0, 0.1, 6)
 
 
 @pytest.fixture
@@ -45,8 +45,12 @@ def calibration() -> Calibration:
         cores=2,
         cpu_share=1.0,
         dispatch_s=2e-4,
-        matmul={"f32": LinearFit(1e-5, {"flops": 1e-10, "bytes": 1e-9}, 0.1, 9)},
-        elementwise={"f32": LinearFit(2e-6, {"bytes": 5e-10, "transcendentals": 1e-9}, 0.2, 8)},
+        matmul={"f32": LinearFit(1e-5, {"flops": 1e-10, "bytes": 1e-9}, None, 0.0, 0.1, 9)},
+        elementwise={
+            "f32": LinearFit(
+                2e-6, {"bytes": 5e-10, "transcendentals": 1e-9, "powers": 1e-8}, None, 0.0, 0.2, 8
+            )
+        },
         collectives={
             kind: {2: collective(40, 1), 4: collective(60, 2), 8: collective(80, 3)}
             for kind in KINDS
@@ -116,9 +120,13 @@ def test_a_matmul_takes_its_start_its_arithmetic_and_its_traffic(calibration: Ca
     assert model.op_s(work) == pytest.approx([1e-5 + 1e-4 + 1e-5])
 
 
-def test_only_transcendental_elementwise_ops_pay_for_arithmetic(calibration: Calibration) -> None:
+def test_only_slow_elementwise_ops_pay_for_arithmetic(calibration: Calibration) -> None:
     model = CalibratedModel(calibration)
-    for op, seconds in (("stablehlo.add", 0.0), ("stablehlo.tanh", 1e-3)):
+    for op, seconds in (
+        ("stablehlo.add", 0.0),
+        ("stablehlo.tanh", 1e-3),
+        ("stablehlo.power", 1e-2),
+    ):
         work = Work(op, "f32", np.array([1e6]), np.array([0.0]))
         assert model.op_s(work) == pytest.approx([seconds])
 
@@ -146,6 +154,35 @@ def test_unmeasured_group_sizes_lie_between_and_beyond_the_measured_ones(
     assert 60 < fixed_us(6) < 80
     assert fixed_us(4, 4) == pytest.approx(100)
     assert fixed_us(1) == 0
+
+
+def test_bytes_that_no_longer_fit_a_cache_cost_extra() -> None:
+    sizes = [2.0**e for e in range(12, 25)]
+    seconds = [1e-6 + 1e-10 * b + 4e-10 * max(0.0, b - 2**20) for b in sizes]
+    fit = fit_linear(
+        [{"bytes": b} for b in sizes], seconds, ["bytes"], knees_bytes=[2.0**18, 2.0**20, 2.0**22]
+    )
+    assert fit.near_bytes == 2**20
+    assert fit.per_far_byte_s == pytest.approx(4e-10)
+    assert list(fit.fixed_s + fit.bytes_s(np.array(sizes))) == pytest.approx(seconds)
+
+
+def test_a_straight_line_gets_no_second_price() -> None:
+    sizes = [2.0**e for e in range(12, 25)]
+    fit = fit_linear(
+        [{"bytes": b} for b in sizes],
+        [1e-6 + 1e-10 * b for b in sizes],
+        ["bytes"],
+        knees_bytes=[2.0**18, 2.0**20],
+    )
+    assert fit.near_bytes is None
+
+
+def test_an_outlier_of_a_doubtful_time_does_not_bend_the_fit() -> None:
+    sizes = [1e3, 1e5, 1e6, 1e7]
+    seconds = [1e-9, 1e-4, 1e-3, 1e-2]
+    fit = fit_linear([{"bytes": b} for b in sizes], seconds, ["bytes"], doubt_s=[1e-5] * 4)
+    assert fit.per_unit_s["bytes"] == pytest.approx(1e-9, rel=0.02)
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1, 1e9)), min_size=4, max_size=20))
