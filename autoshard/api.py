@@ -39,6 +39,7 @@ from autoshard.signature import (
     split,
 )
 from autoshard.solvers import Progress, Solver
+from autoshard.validate import Validation, validate
 
 MAX_AXES = 4
 """Mesh axes up to which the planner enumerates every sharding."""
@@ -126,6 +127,34 @@ class Sharded:
     def cost_analysis(self, *args: Any, **kwargs: Any) -> Any:
         """What XLA says such a call costs on one device."""
         return self.compile(*args, **kwargs).cost_analysis()
+
+    def validate(
+        self, *args: Any, repeats: int = 10, budget_s: float = 20.0, **kwargs: Any
+    ) -> Validation:
+        """Compile, run and time such a call, and hold the plan's figures against the outcome.
+
+        The program is compiled afresh, because XLA's log is part of the report. Arguments are
+        copied where the program would consume them. With a ``jax.ShapeDtypeStruct`` among the
+        arguments nothing runs, and there are no values and no times in the report.
+
+        Args:
+            *args: As for a call.
+            repeats: Timed calls at most.
+            budget_s: Time for the timed calls [s].
+            **kwargs: As for a call.
+        """
+        call = split(self.convention, args, kwargs)
+        key = call_key(self.convention, call)
+        traced, plan = self._traced_for(call, key), self._plan(call, key)
+        values = [call.leaves[i] for i in traced.signature.array_positions]
+        abstract = any(isinstance(v, jax.ShapeDtypeStruct) for v in values)
+        return validate(
+            plan,
+            Lowered.of(traced, plan).compile,
+            None if abstract else values,
+            repeats=repeats,
+            budget_s=budget_s,
+        )
 
     def _call(self, call: Call) -> Any:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves)
