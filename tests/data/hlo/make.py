@@ -83,8 +83,8 @@ def collectives(x: jax.Array) -> jax.Array:
     y = lax.ppermute(y, "data", [(i, (i + 1) % 4) for i in range(4)])
     a, b = lax.psum((x * y, jnp.sum(x)), ("data", "model"))
     z = lax.psum_scatter(x, "data", scatter_dimension=0, tiled=True)
-    gathered: jax.Array = lax.all_gather(z, "data", axis=0, tiled=True)
-    return a + b + gathered
+    total: jax.Array = a + b + lax.all_gather(z, "data", axis=0, tiled=True)
+    return total
 
 
 def convolution(x: jax.Array, k: jax.Array) -> jax.Array:
