@@ -10,6 +10,7 @@ from autoshard.errors import (
 )
 from autoshard.execute import Executable
 from autoshard.plan import Plan
+from autoshard.validate import Validation
 
 __all__ = [
     "AutoshardError",
@@ -22,5 +23,6 @@ __all__ = [
     "PlanMismatchError",
     "Sharded",
     "UnknownNameError",
+    "Validation",
     "autoshard",
 ]
