@@ -1,6 +1,6 @@
 """Shard any JAX function over a device mesh: a solver chooses, XLA follows, a clock checks."""
 
-from autoshard.api import Lowered, Options, Sharded, autoshard
+from autoshard.api import Lowered, Sharded, autoshard
 from autoshard.errors import (
     AutoshardError,
     InfeasibleError,
@@ -10,6 +10,7 @@ from autoshard.errors import (
 )
 from autoshard.execute import Executable
 from autoshard.plan import Plan
+from autoshard.search import Options
 from autoshard.validate import Validation
 
 __all__ = [
