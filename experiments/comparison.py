@@ -15,33 +15,16 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from autoshard import Plan, Sharded, autoshard
+from autoshard import Plan, autoshard
 from autoshard.cost_models.compiled import read_compiled
 from autoshard.experiments.arrays import PyTree
 from autoshard.experiments.experts import Expert
 from autoshard.experiments.timing import Stepper, Timing, interleaved
 from autoshard.experiments.workloads import Workload
+from autoshard.validate import Figures, Validation, validate
 
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What one program does in one call, per device; None where it is not known.
-
-    Attributes:
-        flops: Of dots and convolutions [FLOP].
-        collective_bytes: Bytes that one device sends.
-        peak_bytes: Arguments, results and temporaries at their peak [bytes].
-        step_s: Time of the call [s].
-    """
-
-    flops: float | None = None
-    collective_bytes: float | None = None
-    peak_bytes: int | None = None
-    step_s: float | None = None
-
-    def to_json(self) -> dict[str, float | int | None]:
-        """As plain JSON values."""
-        return asdict(self)
+OWN = "autoshard"
+"""How the chosen plan is called beside the hand-made ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +53,49 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """A workload's plan, what became of it, and the plans that people make by hand.
+
+    Attributes:
+        workload: What was run.
+        plan: The chosen plan.
+        validation: The plan held against the compiled program and the unsharded values.
+        own: The chosen plan's figures.
+        experts: The hand-made plans' figures.
+    """
+
+    workload: Workload
+    plan: Plan
+    validation: Validation
+    own: Row
+    experts: tuple[Row, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The chosen plan first, then the hand-made ones."""
+        return (self.own, *self.experts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values; per device and call, in FLOP, bytes and seconds."""
+        v = self.validation
+        return {
+            "workload": self.workload.name,
+            "size": self.workload.size,
+            "mesh": dict(zip(self.plan.mesh.names, self.plan.mesh.sizes, strict=True)),
+            **self.own.to_json(),
+            "max_relative_error": v.max_relative_error,
+            "unnamed_collectives": list(v.unnamed_collectives),
+            "absent_collectives": list(v.absent_collectives),
+            "involuntary_remat": v.involuntary_remat,
+            "disagreements": [asdict(d) for d in v.disagreements],
+            "planning_s": self.plan.planning_s,
+            "compile_s": v.compile_s,
+            "solver": {"status": self.plan.solver.status, "gap": self.plan.solver.gap},
+            "experts": {row.name: row.to_json() for row in self.experts},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """Something that can be compiled, read and run.
 
@@ -86,33 +112,37 @@ class Program:
     call: Callable[..., Any]
 
 
-def planned(workload: Workload, mesh: Mesh, **options: Any) -> tuple[Sharded, Program]:
-    """The workload as :func:`autoshard.autoshard` runs it.
+def planned(workload: Workload, mesh: Mesh, arguments: Sequence[Any]) -> tuple[Program, Validation]:
+    """The workload as :func:`autoshard.autoshard` runs it, and what became of its plan.
 
     Args:
         workload: What to run.
         mesh: Where.
-        **options: Of :func:`autoshard.autoshard`.
+        arguments: Concrete arguments to check values with; abstract ones to compile only.
     """
-    step = autoshard(workload.fn, mesh, donate_argnums=workload.donate_argnums, **options)
-    plan = step.plan(*workload.args)
-    executable = step.compile(*workload.args)
+    step = autoshard(workload.fn, mesh, donate_argnums=workload.donate_argnums)
+    plan = step.plan(*arguments)
+    leaves = jax.tree.leaves(tuple(arguments))
+    abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    # Compiled inside, where XLA's log is read; later calls of the step find it compiled.
+    validation = validate(
+        plan, lambda: step.compile(*arguments), None if abstract else leaves, repeats=0
+    )
 
-    def place(*arguments: Any) -> Sequence[Any]:
-        placed = plan.place(*arguments)
-        return placed if len(arguments) > 1 else (placed,)
+    def place(*values: Any) -> Sequence[Any]:
+        placed = plan.place(*values)
+        return placed if len(values) > 1 else (placed,)
 
-    return step, Program(plan, executable.compiled, place, step)
+    return Program(plan, step.compile(*arguments).compiled, place, step), validation
 
 
-def by_hand(workload: Workload, expert: Expert, mesh: Mesh, **options: Any) -> Program:
+def by_hand(workload: Workload, expert: Expert, mesh: Mesh) -> Program:
     """The workload under ``jax.jit`` with the shardings of a hand-made plan.
 
     Args:
         workload: What to run.
         expert: The hand-made plan.
-        mesh: Where.
-        **options: Of :func:`autoshard.autoshard`, for the plan that prices it.
+        mesh: Where; its axes are of the kind ``Auto``.
     """
     pinned = autoshard(
         workload.fn,
@@ -120,7 +150,6 @@ def by_hand(workload: Workload, expert: Expert, mesh: Mesh, **options: Any) -> P
         donate_argnums=workload.donate_argnums,
         in_shardings=expert.in_shardings(mesh),
         out_shardings=expert.out_shardings(mesh),
-        **options,
     )
     arguments = _named(expert.in_shardings(mesh), mesh)
     results = _named(expert.out_shardings(mesh), mesh)
@@ -143,18 +172,6 @@ def _named(specs: PyTree, mesh: Mesh) -> PyTree:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
-def predicted(plan: Plan) -> Figures:
-    """The figures that a plan promises."""
-    p = plan.predicted
-    return Figures(p.flops, p.collective_bytes, p.peak_bytes, p.step_s)
-
-
-def compiled(program: jax.stages.Compiled) -> Figures:
-    """The figures of a compiled program; time is not among them."""
-    read = read_compiled(program)
-    return Figures(read.flops, read.collective_bytes, read.peak_bytes)
-
-
 def measure(
     workload: Workload,
     programs: Mapping[str, Program],
@@ -172,16 +189,46 @@ def measure(
     return interleaved(steppers, repeats=repeats, budget_s=budget_s, seed=seed)
 
 
-def rows(
-    programs: Mapping[str, Program], timings: Mapping[str, Timing] | None = None
-) -> tuple[Row, ...]:
-    """One row for each program, in their order."""
-    return tuple(
-        Row(
-            name,
-            predicted(program.plan),
-            compiled(program.compiled),
-            Figures(step_s=timings[name].step_s.median) if timings else Figures(),
-        )
-        for name, program in programs.items()
+def compare(
+    workload: Workload,
+    mesh: Mesh,
+    *,
+    run: bool = True,
+    repeats: int = 20,
+    budget_s: float = 60.0,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda stage: None,
+) -> Comparison:
+    """Plan, compile, check and time a workload beside its hand-made plans.
+
+    Args:
+        workload: What to run.
+        mesh: Where; its axes are of the kind ``Auto``.
+        run: Whether to run anything; otherwise values are not checked and the clock is left out.
+        repeats: Rounds of timing at most.
+        budget_s: Time for the timing [s].
+        seed: Of the arguments and of the order of timing.
+        say: Called with what is going on.
+    """
+    say("planning and compiling")
+    own, validation = planned(workload, mesh, workload.init(seed) if run else workload.args)
+    programs = {OWN: own}
+    for name, expert in workload.experts.items():
+        say(f"compiling the hand-made plan {name}")
+        programs[name] = by_hand(workload, expert, mesh)
+    timings: Mapping[str, Timing] = {}
+    if run:
+        say(f"timing {len(programs)} programs in turn")
+        timings = measure(workload, programs, repeats=repeats, budget_s=budget_s, seed=seed)
+    rows = tuple(_row(name, program, timings.get(name)) for name, program in programs.items())
+    return Comparison(workload, own.plan, validation, rows[0], rows[1:])
+
+
+def _row(name: str, program: Program, timing: Timing | None) -> Row:
+    p, read = program.plan.predicted, read_compiled(program.compiled)
+    return Row(
+        name,
+        Figures(p.flops, p.collective_bytes, p.peak_bytes, p.step_s),
+        Figures(read.flops, read.collective_bytes, read.peak_bytes),
+        Figures(step_s=timing.step_s.median if timing else None),
     )

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cost_models", "solvers", "passes"),
     ("fusion", "reads", "memory", "strategies", "reshard", "pricing"),
     ("plan", "plan_text", "rewrite", "execute"),
-    ("planner",),
+    ("planner", "search"),
     ("validate", "report"),
     ("search",),
     ("api",),
