@@ -371,9 +371,7 @@ class _Reader:
     def _closed(self, attribute: sdy.TensorShardingAttr) -> Sharding | None:
         """The sharding if it leaves nothing open, else None."""
         dimensions = [sdy.DimensionShardingAttr(d) for d in attribute.dimension_shardings]
-        sharding = tuple(
-            tuple(sdy.AxisRefAttr(a).name for a in d.axes) for d in dimensions
-        )
+        sharding = tuple(tuple(sdy.AxisRefAttr(a).name for a in d.axes) for d in dimensions)
         for axis in (a for dim in sharding for a in dim):
             if axis not in self.mesh.names:
                 raise InputError(
@@ -442,7 +440,10 @@ def _elementwise(operation: ir.Operation) -> Rule | None:
     shape = shapes.pop()
     dims = tuple((i,) for i in range(len(shape)))
     return Rule(
-        shape, ("pass",) * len(shape), (dims,) * len(operation.operands), (dims,) * len(operation.results)
+        shape,
+        ("pass",) * len(shape),
+        (dims,) * len(operation.operands),
+        (dims,) * len(operation.results),
     )
 
 

@@ -80,6 +80,7 @@ def footprint(
     live = np.cumsum(line)[: end + 1]
     fullest = int(np.argmax(live)) if len(live) else 0
     held = sorted(
-        ((n, b) for n, b, start, stop in spans if start <= fullest <= stop and b), key=lambda h: -h[1]
+        ((n, b) for n, b, start, stop in spans if start <= fullest <= stop and b),
+        key=lambda h: -h[1],
     )
     return Footprint(int(live.max(initial=0)), tuple(live.tolist()), tuple(held[:20]))

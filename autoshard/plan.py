@@ -67,7 +67,7 @@ class OpPlan:
         operands: Sharding each operand must have.
         results: Sharding each result has.
         partial: Sharding the result has before a reduce-scatter; None if there is none.
-        reduced: Mesh axes over which partial results are combined.
+        reduced: Groups of mesh axes over which partial results are combined, one after another.
         trips: How often it runs in one call.
         flops: On one device, one execution [FLOP].
         hbm_bytes: Memory traffic of one execution [bytes].
@@ -86,7 +86,7 @@ class OpPlan:
     operands: tuple[Sharding, ...]
     results: tuple[Sharding, ...]
     partial: Sharding | None
-    reduced: tuple[str, ...]
+    reduced: tuple[tuple[str, ...], ...]
     trips: int
     flops: float
     hbm_bytes: float
@@ -449,14 +449,20 @@ def _value(hint: Any, data: Any, where: str) -> Any:
         if len(args) == 2 and args[1] is Ellipsis:
             return tuple(_value(args[0], d, f"{where}[{i}]") for i, d in enumerate(data))
         if len(args) != len(data):
-            raise InputError(f"{where} has {len(data)} entries", fix="use a file that Plan.save wrote")
+            raise InputError(
+                f"{where} has {len(data)} entries", fix="use a file that Plan.save wrote"
+            )
         return tuple(_value(a, d, where) for a, d in zip(args, data, strict=True))
     if origin is Literal:
         if data not in args:
             raise InputError(f"{where} is {data!r}", fix=f"use one of {', '.join(map(str, args))}")
         return data
     if origin is not None and type(None) in args:
-        return None if data is None else _value(next(a for a in args if a is not type(None)), data, where)
+        return (
+            None
+            if data is None
+            else _value(next(a for a in args if a is not type(None)), data, where)
+        )
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _record(hint, data, where)
     accepted: tuple[type, ...] = (int, float) if hint is float else (hint,)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from autoshard.cost_models import COST_MODELS
-from autoshard.cost_models.protocol import CollectiveKind, CostModel, wire_bytes
+from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, wire_bytes
 from autoshard.errors import InfeasibleError, InputError
 from autoshard.graph import Graph, Op, extract
 from autoshard.memory import Copy, Footprint, footprint
@@ -87,9 +87,7 @@ def plan_module(
         edges=len(priced.problem.edges),
         seconds=solution.seconds,
     )
-    return replace(
-        plan, solver=report, memory_limit=limit, planning_s=time.perf_counter() - start
-    )
+    return replace(plan, solver=report, memory_limit=limit, planning_s=time.perf_counter() - start)
 
 
 def _solver(solver: Solver | str | None) -> tuple[Solver, str]:
@@ -192,7 +190,7 @@ def interpret(
     )
     final = _result_shardings(graph, mesh, sharding)
     moves = _moves(graph, priced, mesh, ops, sharding, final)
-    reductions = tuple(_reductions(graph, priced, mesh, choices))
+    reductions = tuple(_reductions(graph, priced, mesh, model, choices))
     collectives = (*reductions, *moves.collectives)
     local = {
         v.id: _local_bytes(v.nbytes, sharding.get(v.alias, replicated(len(v.shape))), mesh)
@@ -264,12 +262,29 @@ def _op_plan(
     results = tuple(sharding[v] for v in op.results)
     node_number = _op_node(priced, op)
     if node_number is None:
-        wanted = results if op.name == "stablehlo.while" or op.is_alias else tuple(
-            replicated(len(graph.values[v].shape)) for v in op.operands
+        wanted = (
+            results
+            if op.name == "stablehlo.while" or op.is_alias
+            else tuple(replicated(len(graph.values[v].shape)) for v in op.operands)
         )
         return OpPlan(
-            op.index, op.name, op.source, shapes, (), wanted, results, None, (), op.trips,
-            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0,
+            op.index,
+            op.name,
+            op.source,
+            shapes,
+            (),
+            wanted,
+            results,
+            None,
+            (),
+            op.trips,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0,
         )
     node, choice = priced.nodes[node_number], choices[node_number]
     strategies = node.strategies
@@ -281,13 +296,11 @@ def _op_plan(
     )
     axes = strategies.factor_axes[choice]
     sizes = op.rule.sizes if op.rule is not None else ()
-    factors = tuple(
-        (f"{_letter(f)}={sizes[f]}", a) for f, a in enumerate(axes) if a
-    )
+    factors = tuple((f"{_letter(f)}={sizes[f]}", a) for f, a in enumerate(axes) if a)
     reduced = strategies.reduced[choice]
     partial = None
     if strategies.scattered[choice]:
-        gone = set(reduced)
+        gone = set(reduced[0])
         partial = tuple(tuple(a for a in d if a not in gone) for d in results[0])
     return OpPlan(
         index=op.index,
@@ -389,9 +402,7 @@ def _moves(
     return _Moves(tuple(reshards), tuple(collectives), tuple(held.values()), slice_s)
 
 
-def _moved(
-    graph: Graph, mesh: MeshShape, read: Read, step: Step, dtype: str
-) -> PlannedCollective:
+def _moved(graph: Graph, mesh: MeshShape, read: Read, step: Step, dtype: str) -> PlannedCollective:
     kind: CollectiveKind = "permute"
     if step.kind != "slice":
         kind = step.kind
@@ -431,7 +442,7 @@ def _wanted(
 
 
 def _reductions(
-    graph: Graph, priced: Priced, mesh: MeshShape, choices: Sequence[int]
+    graph: Graph, priced: Priced, mesh: MeshShape, model: CostModel, choices: Sequence[int]
 ) -> list[PlannedCollective]:
     found = []
     for number, node in enumerate(priced.nodes):
@@ -439,23 +450,24 @@ def _reductions(
         if strategies is None or not strategies.reduced[choice]:
             continue
         op = graph.ops[node.op]
-        axes = strategies.reduced[choice]
         size = float(partial_bytes(graph, op, strategies, mesh)[choice])
         kind: CollectiveKind = "reduce_scatter" if strategies.scattered[choice] else "all_reduce"
-        found.append(
-            PlannedCollective(
-                kind=kind,
-                axes=axes,
-                devices=mesh.size(axes),
-                nbytes=size,
-                trips=op.trips,
-                seconds=float(node.reduce_s[choice]),
-                op=op.index,
-                dtype=graph.values[op.results[0]].dtype,
-                why=f"partial results of {op.kind} #{op.index}",
-                source=op.source,
+        for axes in strategies.reduced[choice]:
+            named = tuple(MeshAxis(a, mesh.size((a,))) for a in axes)
+            found.append(
+                PlannedCollective(
+                    kind=kind,
+                    axes=axes,
+                    devices=mesh.size(axes),
+                    nbytes=size,
+                    trips=op.trips,
+                    seconds=float(model.collective_s(kind, np.array([size]), named)[0]),
+                    op=op.index,
+                    dtype=graph.values[op.results[0]].dtype,
+                    why=f"partial results of {op.kind} #{op.index}",
+                    source=op.source,
+                )
             )
-        )
     return found
 
 
@@ -471,8 +483,13 @@ def _boundaries(
         tensor = graph.values[value]
         rows.append(
             BoundaryPlan(
-                info.name, tensor.shape, tensor.dtype, sharding[value],
-                _local_bytes(tensor.nbytes, sharding[value], mesh), info.donated, info.pin is not None,
+                info.name,
+                tensor.shape,
+                tensor.dtype,
+                sharding[value],
+                _local_bytes(tensor.nbytes, sharding[value], mesh),
+                info.donated,
+                info.pin is not None,
             )
         )
     return tuple(rows)
@@ -486,8 +503,13 @@ def _result_boundaries(
         tensor = graph.values[value]
         rows.append(
             BoundaryPlan(
-                info.name, tensor.shape, tensor.dtype, sharding,
-                _local_bytes(tensor.nbytes, sharding, mesh), False, info.pin is not None,
+                info.name,
+                tensor.shape,
+                tensor.dtype,
+                sharding,
+                _local_bytes(tensor.nbytes, sharding, mesh),
+                False,
+                info.pin is not None,
             )
         )
     return tuple(rows)

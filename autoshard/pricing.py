@@ -90,9 +90,7 @@ def price(
     return _Builder(graph, mesh, model).build(memory_limit)
 
 
-def work_of(
-    graph: Graph, op: Op, strategies: Strategies, fusion: Fusion, mesh: MeshShape
-) -> Work:
+def work_of(graph: Graph, op: Op, strategies: Strategies, fusion: Fusion, mesh: MeshShape) -> Work:
     """What one device does for one execution of ``op`` under each strategy."""
 
     def local(value: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -240,32 +238,37 @@ class _Builder:
         seconds = self.model.op_s(work) if busy else self.model.hbm_s(work)
         self._add(
             Node(
-                "op", op.index, op.results, strategies.results, strategies, seconds,
+                "op",
+                op.index,
+                op.results,
+                strategies.results,
+                strategies,
+                seconds,
                 self._reduce_s(op, strategies),
             )
         )
 
     def _runs(self, op: Op) -> bool:
         """Whether the op is the root of a kernel (and pays for starting it)."""
-        return any(self.fusion.materialized[v] for v in op.results) and op.name != "sdy.sharding_constraint"
+        return (
+            any(self.fusion.materialized[v] for v in op.results)
+            and op.name != "sdy.sharding_constraint"
+        )
 
     def _reduce_s(self, op: Op, strategies: Strategies) -> NDArray[np.float64]:
         seconds = np.zeros(len(strategies))
         if not any(strategies.reduced):
             return seconds
-        for reduced in set(strategies.reduced) - {()}:
-            rows = np.array([r == reduced for r in strategies.reduced])
-            axes = tuple(MeshAxis(a, self.mesh.size((a,))) for a in reduced)
-            size = partial_bytes(self.graph, op, strategies, self.mesh)
-            for kind, some in (
-                ("all_reduce", rows & ~strategies.scattered),
-                ("reduce_scatter", rows & strategies.scattered),
-            ):
-                if some.any():
-                    named: Literal["all_reduce", "reduce_scatter"] = (
-                        "all_reduce" if kind == "all_reduce" else "reduce_scatter"
-                    )
-                    seconds[some] = self.model.collective_s(named, size[some], axes)
+        size = partial_bytes(self.graph, op, strategies, self.mesh)
+        for groups in set(strategies.reduced) - {()}:
+            rows = np.array([r == groups for r in strategies.reduced])
+            for group in groups:
+                axes = tuple(MeshAxis(a, self.mesh.size((a,))) for a in group)
+                whole, part = rows & ~strategies.scattered, rows & strategies.scattered
+                if whole.any():
+                    seconds[whole] += self.model.collective_s("all_reduce", size[whole], axes)
+                if part.any():
+                    seconds[part] += self.model.collective_s("reduce_scatter", size[part], axes)
         return seconds
 
     def _add(self, node: Node) -> None:
@@ -337,7 +340,9 @@ class _Builder:
                     usage = usage + tensor.nbytes / pieces[ids]
                 first = min(first, max(0, node.op + 1))
                 last = max(last, self.fusion.last_use[value] + 2)
-            intervals.append((first, end if node.kind == "argument" else min(end, max(first + 1, last))))
+            intervals.append(
+                (first, end if node.kind == "argument" else min(end, max(first + 1, last)))
+            )
             usages.append(np.ceil(usage).astype(np.int64))
             names.append(self._name(node))
         return Problem(
@@ -365,7 +370,10 @@ def partial_bytes(
     tensor = graph.values[op.results[0]]
     pieces = layouts(len(tensor.shape), mesh).splits.prod(axis=1)[strategies.results[0]]
     undo = np.array(
-        [mesh.size(r) if s else 1 for r, s in zip(strategies.reduced, strategies.scattered, strict=True)]
+        [
+            mesh.size(groups[0]) if scattered else 1
+            for groups, scattered in zip(strategies.reduced, strategies.scattered, strict=True)
+        ]
     )
     return np.asarray(tensor.nbytes / pieces * undo, np.float64)
 

@@ -238,7 +238,7 @@ def load_problem(path: str | Path) -> Problem:
         raise InputError(
             f"not a problem in the contest's JSON form: {type(err).__name__}: {err}",
             at=str(path),
-            fix='write it with save_problem; it needs problem.nodes.{intervals,costs,usages} and '
+            fix="write it with save_problem; it needs problem.nodes.{intervals,costs,usages} and "
             "problem.edges.{nodes,costs}, all whole numbers",
         ) from err
     validate_problem(problem)

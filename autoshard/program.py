@@ -24,7 +24,9 @@ TERMINATORS = frozenset({"stablehlo.return", "func.return", "sdy.return"})
 
 _FRAME = re.compile(r'"([^"]+\.(?:py|ipynb))":(\d+)')
 _LIBRARY = re.compile(r"/site-packages/|/jax/_src/|<frozen")
-_OURS = tuple(str(Path(__file__).parent / name) for name in ("execute.py", "api.py", "signature.py"))
+_OURS = tuple(
+    str(Path(__file__).parent / name) for name in ("execute.py", "api.py", "signature.py")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +211,7 @@ def _with_operands(loop: ir.Operation, captured: list[ir.Value]) -> None:
         if number == 1:
             end = terminator(block)
             with ir.InsertionPoint(end):
-                ir.Operation.create(
-                    end.name, operands=[*end.operands, *carried], loc=end.location
-                )
+                ir.Operation.create(end.name, operands=[*end.operands, *carried], loc=end.location)
             end.erase()
         block.append_to(new.regions[number])
     for position in range(kept):

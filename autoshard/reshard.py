@@ -84,7 +84,9 @@ def layouts(rank: int, mesh: MeshShape) -> Layouts:
         key=lambda s: (sum(map(len, s)), s),
     )
     index = {s: i for i, s in enumerate(found)}
-    splits = np.array([[mesh.size(d) for d in s] for s in found], np.int64).reshape(len(found), rank)
+    splits = np.array([[mesh.size(d) for d in s] for s in found], np.int64).reshape(
+        len(found), rank
+    )
     pairs: dict[tuple[StepKind, tuple[str, ...]], list[tuple[int, int]]] = {}
     for source in found:
         for kind, moved, target in _steps_from(source, axes):
@@ -236,8 +238,11 @@ class Resharder:
         size = nbytes / min(
             math.prod(table.splits[here].tolist()), math.prod(table.splits[there].tolist())
         )
-        moved = [(k, a) for (k, a), (s, t) in table.steps.items() if ((s == here) & (t == there)).any()]
+        moved = [
+            (k, a) for (k, a), (s, t) in table.steps.items() if ((s == here) & (t == there)).any()
+        ]
         kind, axes = min(
-            moved, key=lambda m: float(self._price(m[0], m[1], np.array([size]), np.array([size]))[0])
+            moved,
+            key=lambda m: float(self._price(m[0], m[1], np.array([size]), np.array([size]))[0]),
         )
         return Step(kind, axes, source, target, size, seconds)

@@ -20,6 +20,7 @@ from autoshard.shardings import Sharding
 
 _STEP = "sdy.sharding_constraint"
 
+
 def rewrite(module: ir.Module, plan: Plan) -> None:
     """Annotate a freshly lowered module in place.
 
@@ -214,7 +215,9 @@ def _projected(operation: ir.Operation, position: int, wanted: Sharding) -> Shar
     rule = read_rule(operation)
     mapping = rule.operands[position]
     axes: dict[int, tuple[str, ...]] = {
-        factors[0]: dim for factors, dim in zip(rule.results[0], wanted, strict=True) if len(factors) == 1
+        factors[0]: dim
+        for factors, dim in zip(rule.results[0], wanted, strict=True)
+        if len(factors) == 1
     }
     shape = ir.RankedTensorType(operation.operands[position].type).shape
     return tuple(

@@ -19,7 +19,13 @@ from autoshard.reshard import layouts
 from autoshard.shardings import MeshShape, Sharding, replicated
 
 REDUCING = frozenset(
-    {"stablehlo.dot_general", "stablehlo.convolution", "stablehlo.reduce", "stablehlo.gather", "stablehlo.scatter"}
+    {
+        "stablehlo.dot_general",
+        "stablehlo.convolution",
+        "stablehlo.reduce",
+        "stablehlo.gather",
+        "stablehlo.scatter",
+    }
 )
 """Ops whose partial results XLA combines over the axes of a reduction factor."""
 
@@ -44,7 +50,8 @@ class Strategies:
         operands: Per operand, the layout id each strategy requires, ``[S]`` (see ``reshard.layouts``).
         results: Per result, the layout id it comes out with, ``[S]``.
         splits: Into how many parts the op's work is divided, ``[S]``.
-        reduced: Per strategy, the axes that hold partial results before the all-reduce.
+        reduced: Per strategy, the axes that hold partial results, one group per reduction factor:
+            XLA combines the results of each factor by an all-reduce of its own.
         scattered: Per strategy, whether the reduction ends scattered (a reduce-scatter).
     """
 
@@ -52,7 +59,7 @@ class Strategies:
     operands: tuple[NDArray[np.int64], ...]
     results: tuple[NDArray[np.int64], ...]
     splits: NDArray[np.float64]
-    reduced: tuple[tuple[str, ...], ...]
+    reduced: tuple[tuple[tuple[str, ...], ...], ...]
     scattered: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -81,7 +88,11 @@ class Enumerator:
         if op.fixed is not None:
             return self._single(op.fixed[0], op.fixed[1])
         rule = op.rule
-        if rule is None or op.name in UNSPLIT or not _same_ranks(rule, operand_shapes, result_shapes):
+        if (
+            rule is None
+            or op.name in UNSPLIT
+            or not _same_ranks(rule, operand_shapes, result_shapes)
+        ):
             return self._single(
                 tuple(replicated(len(s)) for s in operand_shapes),
                 tuple(replicated(len(s)) for s in result_shapes),
@@ -93,19 +104,19 @@ class Enumerator:
         return Strategies(
             factor_axes=tuple(r[0] for r in rows),
             operands=tuple(
-                np.array([self._id(r[1][k]) for r in rows], np.int64) for k in range(len(operand_shapes))
+                np.array([self._id(r[1][k]) for r in rows], np.int64)
+                for k in range(len(operand_shapes))
             ),
             results=tuple(
-                np.array([self._id(r[2][k]) for r in rows], np.int64) for k in range(len(result_shapes))
+                np.array([self._id(r[2][k]) for r in rows], np.int64)
+                for k in range(len(result_shapes))
             ),
             splits=np.array([r[3] for r in rows], np.float64),
             reduced=tuple(r[4] for r in rows),
             scattered=np.array([r[5] for r in rows], np.bool_),
         )
 
-    def _single(
-        self, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]
-    ) -> Strategies:
+    def _single(self, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]) -> Strategies:
         return Strategies(
             factor_axes=((),),
             operands=tuple(np.array([self._id(s)], np.int64) for s in operands),
@@ -130,7 +141,7 @@ class Enumerator:
             tuple[Sharding, ...],
             tuple[Sharding, ...],
             float,
-            tuple[str, ...],
+            tuple[tuple[str, ...], ...],
             bool,
         ]
     ]:
@@ -154,21 +165,23 @@ class Enumerator:
                     ]
                 )
             operands, results = sides
-            if any(s is None or s not in layouts(len(s), self.mesh).index for s in operands + results):
+            if any(
+                s is None or s not in layouts(len(s), self.mesh).index for s in operands + results
+            ):
                 continue
             whole_operands = tuple(s for s in operands if s is not None)
             whole_results = tuple(s for s in results if s is not None)
             reduced = tuple(
                 a
-                for a, c in zip(axes, choice, strict=True)
-                if c >= 0 and rule.kinds[c] == "reduction"
+                for a, kind in zip(factor_axes, rule.kinds, strict=True)
+                if a and kind == "reduction"
             )
             split = float(math.prod(counts))
             rows.append((factor_axes, whole_operands, whole_results, split, reduced, False))
-            if reduced and self.scatter and len(result_shapes) == 1:
+            if len(reduced) == 1 and self.scatter and len(result_shapes) == 1:
                 for dim in range(len(result_shapes[0])):
                     scattered = tuple(
-                        (*s, *reduced) if d == dim else s for d, s in enumerate(whole_results[0])
+                        (*s, *reduced[0]) if d == dim else s for d, s in enumerate(whole_results[0])
                     )
                     even = result_shapes[0][dim] % self.mesh.size(scattered[dim]) == 0
                     if even and scattered in layouts(len(scattered), self.mesh).index:

@@ -118,7 +118,9 @@ class Validation:
             rows.append(f"{label:18}{shown}")
         if self.max_relative_error is not None:
             where = f" ({self.worst_value})" if self.worst_value else ""
-            rows.append(f"largest relative error of the values: {self.max_relative_error:.2e}{where}")
+            rows.append(
+                f"largest relative error of the values: {self.max_relative_error:.2e}{where}"
+            )
         rows.append(f"involuntary rematerializations: {self.involuntary_remat}")
         for label, names in (
             ("collectives the plan cannot name", self.unnamed_collectives),
