@@ -9,6 +9,7 @@ SOLVERS: Table[Solver] = Table(
     "solver",
     {
         "exact": "autoshard.solvers.exact:EXACT",
+        "local": "autoshard.solvers.exact:LOCAL",
         "brute": "autoshard.solvers.brute:BRUTE_FORCE",
     },
 )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from autoshard.problem import FORBIDDEN, Problem, evaluate, validate_problem
-from autoshard.solvers.cpsat import CpsatResult, solve_network
-from autoshard.solvers.eliminate import Elimination, plan_elimination
+from autoshard.solvers.core import Record, Search
 from autoshard.solvers.memory import least_usage_limit, shortage
-from autoshard.solvers.network import INF, Network
-from autoshard.solvers.reduce import reduce
-from autoshard.solvers.rows import add_memory, compact
+from autoshard.solvers.network import Network
+from autoshard.solvers.rows import add_memory
 from autoshard.solvers.solution import Deadline, Progress, Solution, Status
 
 
@@ -20,7 +20,8 @@ class ExactSolver:
     """Reduces, eliminates, and searches what is left.
 
     Attributes:
-        workers: Search strategies that CP-SAT runs in turn.
+        workers: Search strategies that CP-SAT runs in turn on what elimination can't solve; 0: none,
+            what is left stays with local search and its bound.
     """
 
     workers: int = 4
@@ -36,51 +37,52 @@ class ExactSolver:
     ) -> Solution:
         """Solve a problem; see ``Solver.solve``."""
         validate_problem(problem)
-        deadline = Deadline.after(time_limit_s)
-        least = least_usage_limit(problem)
-        bound = -FORBIDDEN
-        for with_memory in (False, True):
-            net = Network.of(problem)
-            if with_memory:
-                add_memory(net, problem)
-            reduce(net, deadline)
-            result = self._finish(net, deadline, seed)
-            if result.bound is None:
-                tight = shortage(problem) if with_memory else None
-                return Solution(
-                    Status.INFEASIBLE, (), FORBIDDEN, FORBIDDEN, 0, deadline.spent_s, least, tight
-                )
-            bound = max(bound, result.bound)
-            if result.states is not None:
-                full = net.complete(result.states)
-                choices = tuple(full[i] for i in range(len(problem.costs)))
-                found = evaluate(problem, choices)
-                if found.feasible:
-                    bound = min(bound, found.cost)
-                    status = Status.OPTIMAL if bound == found.cost else Status.FEASIBLE
-                    return Solution(
-                        status, choices, found.cost, bound, found.peak_usage, deadline.spent_s,
-                        least,
-                    )
-        return Solution(
-            Status.UNKNOWN, (), FORBIDDEN, bound, 0, deadline.spent_s, least, shortage(problem)
-        )
+        record = Record(problem, Deadline.after(time_limit_s), progress)
+        if hint is not None:
+            record.offer_choices(tuple(hint))
+        finished = self._solve(record, np.random.default_rng(seed))
+        return _solution(record, finished)
 
-    def _finish(self, net: Network, deadline: Deadline, seed: int) -> CpsatResult:
-        """Solve a reduced network."""
-        compact(net)
-        if net.impossible:
-            return CpsatResult(None, None, True)
-        buckets = None if net.segments else plan_elimination(net)
-        if buckets is not None:
-            ran = Elimination.run(net, buckets, deadline)
-            if ran is not None:
-                value, run = ran
-                if value >= INF:
-                    return CpsatResult(None, None, True)
-                return CpsatResult(run.best(), net.offset + value, True)
-        return solve_network(net, deadline, seed=seed, workers=self.workers)
+    def _solve(self, record: Record, rng: np.random.Generator) -> bool:
+        """Fill the record; says whether nothing cheaper than its choice can exist."""
+        problem = record.problem
+        net = Network.of(problem)
+        if problem.usage_limit is None:
+            return Search(net, record, rng, self.workers).run()
+        add_memory(net, problem)
+        return Search(net, record, rng, self.workers).run()
+
+
+def _solution(record: Record, finished: bool) -> Solution:
+    problem, spent = record.problem, record.deadline.spent_s
+    least = least_usage_limit(problem)
+    if record.choices is None or record.cost is None:
+        limit = problem.usage_limit
+        tight = shortage(problem) if limit is not None else None
+        return Solution(
+            Status.INFEASIBLE if finished else Status.UNKNOWN,
+            (),
+            FORBIDDEN,
+            FORBIDDEN if finished or record.bound is None else record.bound,
+            0,
+            spent,
+            least,
+            tight,
+        )
+    bound = record.cost if finished else min(record.cost, record.bound)
+    return Solution(
+        Status.OPTIMAL if bound == record.cost else Status.FEASIBLE,
+        record.choices,
+        record.cost,
+        bound,
+        evaluate(problem, record.choices).peak_usage,
+        spent,
+        least,
+    )
 
 
 EXACT = ExactSolver()
 """The row of ``SOLVERS``."""
+
+LOCAL = ExactSolver(workers=0)
+"""The row of ``SOLVERS`` that never calls CP-SAT."""

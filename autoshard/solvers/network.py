@@ -7,7 +7,7 @@ forbidden; sums of up to fifteen terms stay within int64, and every stored resul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -57,6 +57,7 @@ class Network:
         impossible: Some node has no state left, or a row has no room.
         changed: Nodes that changed since a rule last looked at them.
         trail: How to complete a choice, oldest first.
+        origin: Per node that is left, the index each state has in the problem.
     """
 
     costs: dict[int, Ints] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class Network:
     impossible: bool = False
     changed: set[int] = field(default_factory=set)
     trail: list[Undo] = field(default_factory=list)
+    origin: dict[int, NDArray[np.intp]] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
     _memo: dict[tuple[object, ...], tuple[object, object]] = field(default_factory=dict)
 
@@ -86,6 +88,7 @@ class Network:
             net.offset += low if low < INF else 0
             net.impossible |= low >= INF
             net.costs[node], net.links[node] = vector, {}
+            net.origin[node] = np.arange(len(vector))
             spread += _largest(vector)
         cleaned: dict[int, tuple[int, int, Ints]] = {}
         uses: dict[int, int] = {}
@@ -114,26 +117,20 @@ class Network:
         net.changed.update(net.costs)
         return net
 
-    def copy(self) -> Network:
-        """An independent network whose trail starts anew."""
-        return Network(
-            costs=dict(self.costs),
-            links={i: dict(row) for i, row in self.links.items()},
-            offset=self.offset,
-            capacity=self.capacity.copy(),
-            segments={i: list(row) for i, row in self.segments.items()},
-            impossible=self.impossible,
-            changed=set(self.costs),
-            _shared=self._shared,
-            _memo=self._memo,
-        )
-
     def complete(self, states: dict[int, int]) -> dict[int, int]:
         """Follow the trail back: states of all nodes from states of those that are left."""
         full = dict(states)
         for undo in reversed(self.trail):
             undo(full)
         return full
+
+    def locate(self, choices: Sequence[int]) -> dict[int, int]:
+        """The states nearest to a choice of the problem: its own where they are left."""
+        states = {}
+        for node, origin in self.origin.items():
+            found = np.flatnonzero(origin == choices[node])
+            states[node] = int(found[0]) if len(found) else int(self.costs[node].argmin())
+        return states
 
     def size(self, node: int) -> int:
         """How many states a node has left."""
@@ -171,7 +168,7 @@ class Network:
         """Take a node out; its costs must have been handed on."""
         for other in list(self.links[node]):
             self.drop_link(node, other)
-        del self.costs[node], self.links[node]
+        del self.costs[node], self.links[node], self.origin[node]
         self.segments.pop(node, None)
         self.changed.discard(node)
         self.trail.append(undo)
@@ -187,6 +184,7 @@ class Network:
             states[node] = int(kept[states[node]])
 
         self.trail.append(undo)
+        self.origin[node] = self.origin[node][kept]
         self.costs[node] = self.costs[node][kept]
         self.add_cost(node, np.zeros(len(kept), np.int64))
         for other, matrix in list(self.links[node].items()):

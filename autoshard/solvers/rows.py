@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.problem import FORBIDDEN, Problem, usage_over_time
 from autoshard.solvers.memory import least_usages
-from autoshard.solvers.network import INF, Ints, Network, Segment
+from autoshard.solvers.network import INF, Network, Segment
 
 
 def add_memory(net: Network, problem: Problem) -> None:
@@ -30,15 +31,18 @@ def add_memory(net: Network, problem: Problem) -> None:
     compact(net)
 
 
-def compact(net: Network) -> None:
+def compact(net: Network) -> NDArray[np.intp]:
     """Drop rows that can't bind or that another implies, and states that fit no row.
 
     A row can't bind if the most that its nodes can use fits. A row whose live nodes all live in a
     neighbouring row of no more capacity is implied by that one.
+
+    Returns:
+        Which rows are left, by their former positions.
     """
     count = len(net.capacity)
     if not count or net.impossible:
-        return
+        return np.arange(count)
     most, starts, ends = np.zeros((3, count + 1), np.int64)
     for parts in net.segments.values():
         for part in parts:
@@ -72,9 +76,10 @@ def compact(net: Network) -> None:
         too_much = _too_much(net, node)
         if too_much.any():
             net.add_cost(node, np.where(too_much, INF, 0))
+    return np.flatnonzero(keep)
 
 
-def _too_much(net: Network, node: int) -> Ints:
+def _too_much(net: Network, node: int) -> NDArray[np.bool_]:
     """Which states of a node use more than some row's capacity by themselves."""
     parts = net.segments[node]
     over = np.zeros(net.size(node), bool)

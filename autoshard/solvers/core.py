@@ -1,0 +1,242 @@
+"""What happens to a network that reductions alone don't solve.
+
+Rounds of: raise the bound (prices on memory included); look for cheaper choices around what the
+bound suggests; drop every state that no choice cheaper than the best known can use; reduce again.
+A network that got small enough is eliminated exactly or handed to CP-SAT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.problem import Problem, evaluate
+from autoshard.solvers.cpsat import cost_of, excess, solve_network
+from autoshard.solvers.dual import Dual
+from autoshard.solvers.eliminate import Elimination, plan_elimination
+from autoshard.solvers.network import INF, Network
+from autoshard.solvers.reduce import reduce
+from autoshard.solvers.rows import compact
+from autoshard.solvers.solution import Deadline, Progress
+from autoshard.solvers.walk import Walk, ball
+
+_SWEEPS = 2  # of the bound between two changes of the prices
+_PATIENCE = 6  # changes of the prices without a better bound before steps are halved
+_STALL = 24  # changes of the prices that together must gain something worth another round
+
+
+@dataclass(slots=True)
+class Record:
+    """The best choice and bound known for a problem.
+
+    Attributes:
+        problem: The problem; choices are checked against it alone.
+        deadline: When to stop.
+        tell: Called with signs of life.
+        choices: The best feasible choice; None if there is none yet.
+        cost: Its cost.
+        bound: Proved lower bound; None if it is proved that nothing is feasible.
+    """
+
+    problem: Problem
+    deadline: Deadline
+    tell: Callable[[Progress], None] | None
+    choices: tuple[int, ...] | None = None
+    cost: int | None = None
+    bound: int | None = None
+
+    def offer(self, net: Network, states: dict[int, int]) -> bool:
+        """Take a choice on a network if it is feasible and cheaper; says whether it was."""
+        cost = cost_of(net, states)
+        if cost >= INF or (self.cost is not None and cost >= self.cost):
+            return False
+        if (excess(net, states) > 0).any():
+            return False
+        full = net.complete(states)
+        return self.offer_choices(tuple(full[node] for node in range(len(full))))
+
+    def offer_choices(self, choices: tuple[int, ...]) -> bool:
+        """Take a choice if it is feasible and cheaper; says whether it was."""
+        found = evaluate(self.problem, choices)
+        if not found.feasible or (self.cost is not None and found.cost >= self.cost):
+            return False
+        self.choices, self.cost = choices, found.cost
+        return True
+
+    def raise_bound(self, bound: int) -> None:
+        """Note a bound on every choice cheaper than the best known."""
+        if self.cost is not None:
+            bound = min(bound, self.cost)
+        self.bound = bound if self.bound is None else max(self.bound, bound)
+
+    @property
+    def closed(self) -> bool:
+        """The best choice is proved best."""
+        return self.cost is not None and self.bound is not None and self.bound >= self.cost
+
+    def say(self, stage: str, net: Network) -> None:
+        """Give a sign of life."""
+        if self.tell is not None:
+            bound = net.offset if self.bound is None else self.bound
+            self.tell(Progress(stage, self.deadline.spent_s, self.cost, bound, len(net.costs)))
+
+
+@dataclass(slots=True)
+class Search:
+    """Solves one network.
+
+    Attributes:
+        net: Shrinks as the search goes on.
+        record: Where results go.
+        rng: For random neighbourhoods.
+        workers: Strategies of CP-SAT; 0: CP-SAT is not used.
+        prices: Per memory row, the best known cost of one byte.
+    """
+
+    net: Network
+    record: Record
+    rng: np.random.Generator
+    workers: int
+    prices: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def run(self) -> bool:
+        """Search until solved or out of time.
+
+        Returns:
+            Whether the network is finished: nothing on it is cheaper than the record's cost.
+        """
+        net, record = self.net, self.record
+        self.prices = np.zeros(len(net.capacity))
+        while record.deadline.left_s > 0:
+            states = sum(map(len, net.costs.values()))
+            record.say("reducing", net)
+            reduce(net, record.deadline)
+            self.prices = self.prices[compact(net)]
+            reduce(net, record.deadline)
+            if net.impossible:
+                return True
+            if not net.segments:
+                finished = self._eliminate()
+                if finished is not None:
+                    return finished
+            if self._raise_bound():
+                return True
+            if net.impossible or sum(map(len, net.costs.values())) > 0.9 * states:
+                break
+        if net.impossible:
+            return True
+        return self._search_exactly()
+
+    def _eliminate(self) -> bool | None:
+        """Solve a network without memory rows by elimination; None if it is too large."""
+        net, record = self.net, self.record
+        buckets = plan_elimination(net)
+        if buckets is None:
+            return None
+        record.say("eliminating", net)
+        ran = Elimination.run(net, buckets, record.deadline)
+        if ran is None:
+            return False
+        value, run = ran
+        if value < INF:
+            record.offer(net, run.best())
+            record.raise_bound(net.offset + value)
+        return True
+
+    def _raise_bound(self) -> bool:
+        """One round of prices, bound and choices; prunes; says whether the gap closed."""
+        net, record, deadline = self.net, self.record, self.record.deadline
+        dual = Dual.of(net)
+        dual.set_prices((self.prices * dual.scale).astype(np.int64))
+        best, best_prices = dual.bound, dual.prices
+        step, fails, smooth, mark, stalled = 0.05, 0, None, dual.bound, 0
+        for count in range(10_000):
+            for _ in range(_SWEEPS):
+                if deadline.left_s <= 0:
+                    return False
+                dual.sweep()
+            states = dual.decode()
+            record.offer(net, states)
+            if count % 4 == 3:
+                self._improve(states, dual)
+            if dual.offset >= INF:
+                net.impossible = True
+                return True
+            if dual.bound > best:
+                best, best_prices, fails = dual.bound, dual.prices, 0
+                record.raise_bound(best)
+            else:
+                fails += 1
+            if record.closed:
+                return True
+            record.say("raising the bound", net)
+            reach = max(abs(best), 1) if record.cost is None else record.cost - best
+            if best - mark > 0.01 * reach:
+                mark, stalled = best, 0
+            else:
+                stalled += 1
+            if stalled >= _STALL:
+                break
+            if fails >= _PATIENCE:
+                step, fails = step / 2, 0
+                dual.set_prices(best_prices)
+            over = excess(net, states).astype(np.float64)
+            smooth = over if smooth is None else 0.6 * smooth + 0.4 * over
+            slope = np.where((smooth > 0) | (dual.prices > 0), smooth, 0.0)
+            if slope.any():
+                length = step * min(reach, max(abs(best), 1)) * dual.scale / float(slope @ slope)
+                dual.set_prices(np.maximum(0, dual.prices + length * slope).astype(np.int64))
+        self.prices = best_prices / dual.scale
+        self._prune(dual)
+        return False
+
+    def _prune(self, dual: Dual) -> None:
+        """Drop the states that no cheaper choice than the best known can use."""
+        if self.record.cost is None:
+            return
+        for node, floor in dual.floors.items():
+            keep = floor < (self.record.cost - 1) * dual.scale + 1
+            if node in self.net.costs and not keep.all():
+                self.net.restrict(node, keep)
+
+    def _improve(self, states: dict[int, int], dual: Dual) -> None:
+        """Repair a suggested choice, and improve the best one block by block."""
+        net, record, deadline = self.net, self.record, self.record.deadline
+        prices = dual.prices / dual.scale
+        walk = Walk.at(net, states)
+        walk.repair(prices, deadline)
+        walk.descend(weight=np.inf, prices=None, deadline=deadline)
+        record.offer(net, walk.states)
+        if record.choices is not None:
+            walk = Walk.at(net, net.locate(record.choices))
+        nodes = list(net.costs)
+        for _ in range(20):
+            if deadline.left_s <= 0:
+                break
+            block = ball(net, nodes[int(self.rng.integers(len(nodes)))], int(self.rng.integers(3, 30)), self.rng)
+            walk.improve_block(block, prices * 2 * self.rng.random(), deadline)
+        walk.descend(weight=np.inf, prices=None, deadline=deadline)
+        record.offer(net, walk.states)
+
+    def _search_exactly(self) -> bool:
+        """Hand what is left to CP-SAT."""
+        net, record = self.net, self.record
+        if not self.workers or record.deadline.left_s <= 0:
+            return False
+        record.say("searching exactly", net)
+        result = solve_network(
+            net,
+            record.deadline,
+            seed=int(self.rng.integers(1 << 30)),
+            workers=self.workers,
+            hint=net.locate(record.choices) if record.choices is not None else None,
+            upper=record.cost,
+        )
+        if result.states is not None:
+            record.offer(net, result.states)
+        if result.bound is not None:
+            record.raise_bound(result.bound)
+        return result.complete
