@@ -20,6 +20,7 @@ from autoshard.errors import InputError
 from autoshard.program import (
     REGION_OPS,
     Boundary,
+    Value,
     main_block,
     source_of,
     terminator,
@@ -224,9 +225,9 @@ class _Reader:
     def __init__(self, module: ir.Module, mesh: MeshShape) -> None:
         self.module, self.mesh = module, mesh
         self.values: list[Tensor] = []
-        self.ids: dict[ir.Value, int] = {}
+        self.ids: dict[Value, int] = {}
         self.depth: dict[int, int] = {}  # free values: length of the chain to a constant
-        self.rules: dict[ir.Attribute, Rule] = {}
+        self.rules: dict[tuple[ir.Attribute, str], Rule] = {}
         self.ops: list[Op] = []
         self.unknown: list[int] = []
         self.trips: dict[int, int] = {-1: 1}
@@ -257,9 +258,7 @@ class _Reader:
             unknown_trips=tuple(self.unknown),
         )
 
-    def _value(
-        self, value: ir.Value, op: int, position: int, depth: int = 0, alias: int = -1
-    ) -> int:
+    def _value(self, value: Value, op: int, position: int, depth: int = 0, alias: int = -1) -> int:
         shape, dtype, nbytes = _type(value.type)
         number = len(self.values)
         root = number if alias < 0 else self.values[alias].alias
@@ -385,7 +384,7 @@ class _Reader:
 def _is_alias(
     operation: ir.Operation, fixed: tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None
 ) -> bool:
-    """A constraint that says nothing (left open, or on an empty mesh) only passes its operand on."""
+    """A constraint that says nothing (open, or on an empty mesh) only passes its operand on."""
     return operation.name == "sdy.sharding_constraint" and fixed is None
 
 
@@ -439,9 +438,10 @@ def _elementwise(operation: ir.Operation) -> Rule | None:
         return None
     shape = shapes.pop()
     dims = tuple((i,) for i in range(len(shape)))
+    kinds: list[FactorKind] = ["pass" for _ in shape]
     return Rule(
         shape,
-        ("pass",) * len(shape),
+        tuple(kinds),
         (dims,) * len(operation.operands),
         (dims,) * len(operation.results),
     )
@@ -471,7 +471,7 @@ def _combiner(operation: ir.Operation) -> str:
     return body[0].name if len(body) == 2 else ""
 
 
-def _constant(value: ir.Value) -> int | None:
+def _constant(value: Value) -> int | None:
     owner = value.owner
     if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
         return None
@@ -507,7 +507,7 @@ def _trip_count(loop: ir.Operation) -> int | None:
     return max(0, math.ceil((bound - start) / step))
 
 
-def _loop_invariant(loop: ir.Operation, value: ir.Value, condition: ir.Block) -> int | None:
+def _loop_invariant(loop: ir.Operation, value: Value, condition: ir.Block) -> int | None:
     """A constant, given inside the condition or carried unchanged through the loop."""
     if not isinstance(value.owner, ir.Block):
         return _constant(value)

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from autoshard.cost_models.protocol import CostModel, MeshAxis, Work
 from autoshard.errors import InputError
 from autoshard.fusion import Fusion, fuse
-from autoshard.graph import REGION_OPS, Graph, Op
+from autoshard.graph import Graph, Op
 from autoshard.problem import FORBIDDEN, Problem
+from autoshard.program import REGION_OPS
 from autoshard.reshard import Resharder, layouts
 from autoshard.shardings import MeshShape, Sharding, divides
 from autoshard.strategies import Enumerator, Strategies

@@ -12,13 +12,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from jax.extend.mlir import ir, passmanager
 
 from autoshard.shardings import Sharding
 
+Value: TypeAlias = "ir.Value[Any]"
+
 REGION_OPS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
-"""Ops whose regions hold ops of the program; other regions (a reduction's body) are part of the op."""
+"""Ops whose regions hold ops of the program; any other region is part of its op."""
 
 TERMINATORS = frozenset({"stablehlo.return", "func.return", "sdy.return"})
 
@@ -48,7 +51,8 @@ def main_block(module: ir.Module) -> ir.Block:
     """The body of the module's entry function, ``main``."""
     for op in module.body.operations:
         if op.operation.name == "func.func" and _symbol(op.operation) == "main":
-            return op.operation.regions[0].blocks[0]
+            body: ir.Block = op.operation.regions[0].blocks[0]
+            return body
     raise ValueError("the module has no function called main")
 
 
@@ -76,7 +80,7 @@ def walk(
 ) -> Iterator[tuple[int, int, ir.Operation]]:
     """Every op of the program in order, with the region it is in.
 
-    The position in this sequence is the op's index everywhere in autoshard. Terminators are left out.
+    The position in this sequence is the op's index everywhere. Terminators are left out.
 
     Yields:
         ``(parent, region, operation)``: the index of the op that holds it (-1 at the top) and which
@@ -154,10 +158,10 @@ def _carry_captures(block: ir.Block) -> None:
                 _with_operands(operation, captured)
 
 
-def _captures(loop: ir.Operation) -> list[ir.Value]:
+def _captures(loop: ir.Operation) -> list[Value]:
     """Values made outside ``loop`` and read inside it, in order of reading; constants left out."""
-    inside: set[ir.Value] = set()
-    read: dict[ir.Value, None] = {}
+    inside: set[Value] = set()
+    read: dict[Value, None] = {}
 
     def visit(operation: ir.Operation) -> None:
         for value in operation.operands:
@@ -177,7 +181,7 @@ def _captures(loop: ir.Operation) -> list[ir.Value]:
     return [v for v in read if v not in inside and not _is_constant(v)]
 
 
-def _is_constant(value: ir.Value) -> bool:
+def _is_constant(value: Value) -> bool:
     owner = value.owner
     if isinstance(owner, ir.Block):
         return False
@@ -187,7 +191,7 @@ def _is_constant(value: ir.Value) -> bool:
     return name in ("stablehlo.constant", "stablehlo.iota")
 
 
-def _with_operands(loop: ir.Operation, captured: list[ir.Value]) -> None:
+def _with_operands(loop: ir.Operation, captured: list[Value]) -> None:
     """Replace ``loop`` by one that carries ``captured`` as well."""
     kept = len(loop.results)
     new = ir.Operation.create(
@@ -220,7 +224,7 @@ def _with_operands(loop: ir.Operation, captured: list[ir.Value]) -> None:
 
 
 def _names(operation: ir.Operation) -> list[str]:
-    return [a if isinstance(a, str) else a.name for a in operation.attributes]
+    return [str(name) for name in operation.attributes]
 
 
 def _operations(block: ir.Block) -> Iterator[ir.Operation]:

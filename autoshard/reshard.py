@@ -93,12 +93,12 @@ def layouts(rank: int, mesh: MeshShape) -> Layouts:
             if target not in index:
                 continue
             pairs.setdefault((kind, moved), []).append((index[source], index[target]))
-    for source, target in _permutes(found, splits):
+    for here, there in _permutes(found, splits):
         changed = {
-            a for x, y in zip(found[source], found[target], strict=True) if x != y for a in x + y
+            a for x, y in zip(found[here], found[there], strict=True) if x != y for a in x + y
         }
         moved = tuple(a for a in mesh.names if a in changed)
-        pairs.setdefault(("permute", moved), []).append((source, target))
+        pairs.setdefault(("permute", moved), []).append((here, there))
     steps = {
         key: (np.array([p[0] for p in ps]), np.array([p[1] for p in ps]))
         for key, ps in pairs.items()

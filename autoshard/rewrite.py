@@ -1,13 +1,15 @@
 """Write a plan into the module it was made for.
 
 Every result of an op is constrained to the sharding its strategy implies, every reshard is written
-as a chain of single steps, and values that cost nothing are made anew wherever they are read, in the
-sharding that is wanted there. Nothing is left for propagation to decide. Constraint ops are used
-throughout because XLA reads a module back from HLO before it propagates, and keeps the sharding of
-custom calls alone there: a ``sdy.sharding`` attribute on any other op would be dropped.
+as a chain of single steps, and values that cost nothing are made anew wherever they are read, in
+the sharding that is wanted there. Nothing is left for propagation to decide. Constraint ops are
+used throughout because XLA reads a module back from HLO before it propagates, and keeps the
+sharding of custom calls alone there: a ``sdy.sharding`` attribute on another op would be dropped.
 """
 
 from __future__ import annotations
+
+from typing import Any, TypeAlias, cast
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
@@ -17,6 +19,8 @@ from autoshard.graph import MATERIALS, add_rules, read_rule
 from autoshard.plan import OpPlan, Plan
 from autoshard.program import REGION_OPS, TERMINATORS, main_block, normalize, terminator, walk
 from autoshard.shardings import Sharding
+
+Value: TypeAlias = "ir.Value[Any]"
 
 _STEP = "sdy.sharding_constraint"
 
@@ -54,12 +58,12 @@ class _Writer:
         self.lines = plan.signature[heads : len(plan.signature) - len(plan.results)]
         self.count = len(self.lines)
         self.index = 0
-        self.shardings: dict[ir.Value, Sharding] = {}
-        self.free: dict[ir.Value, bool] = {}
-        self.made: dict[tuple[ir.Value, ir.Block, Sharding], ir.Value] = {}
+        self.shardings: dict[Value, Sharding] = {}
+        self.free: dict[Value, bool] = {}
+        self.made: dict[tuple[Value, ir.Block, Sharding], Value] = {}
         self.attributes: dict[Sharding, ir.Attribute] = {}
         self.chains = {(r.value, r.chain[-1]): r.chain for r in plan.reshards}
-        self.numbers: dict[ir.Value, int] = {}
+        self.numbers: dict[Value, int] = {}
         self.numbered = 0
 
     def program(self, block: ir.Block) -> None:
@@ -106,7 +110,7 @@ class _Writer:
                 continue
             made = self._constrain(value, natural, operation)
             if plan.partial is not None:
-                self._constrain(made, sharding, made.owner)
+                self._constrain(made, sharding, cast(ir.Operation, made.owner))
 
     def _regions(self, operation: ir.Operation, plan: OpPlan) -> None:
         is_loop = operation.name == "stablehlo.while"
@@ -122,7 +126,7 @@ class _Writer:
             returned = None if is_loop and number == 0 else plan.results
             self._block(block, operations, returned)
 
-    def _number(self, value: ir.Value) -> None:
+    def _number(self, value: Value) -> None:
         self.numbers[value] = self.numbered
         self.numbered += 1
 
@@ -144,13 +148,15 @@ class _Writer:
                 current = self.made[key]
         reader.operands[position] = self.made[(value, block, wanted)]
 
-    def _chain(self, value: ir.Value, wanted: Sharding) -> tuple[Sharding, ...]:
+    def _chain(self, value: Value, wanted: Sharding) -> tuple[Sharding, ...]:
         chain = self.chains.get((self.numbers[value], wanted))
         if chain is None:
             raise _mismatch(f"%{self.numbers[value]} needs a reshard to {wanted} the plan lacks")
         return chain
 
-    def _step(self, value: ir.Value, sharding: Sharding, before: ir.Operation) -> ir.Value:
+    def _step(self, value: Value, sharding: Sharding, before: ir.Operation) -> Value:
+        if not sharding:
+            return value  # a scalar is the same on every device
         made = ir.Operation.create(
             _STEP,
             results=[value.type],
@@ -159,13 +165,14 @@ class _Writer:
             loc=before.location,
             ip=ir.InsertionPoint(before),
         )
-        return made.results[0]
+        return cast(Value, made.results[0])
 
-    def _constrain(
-        self, value: ir.Value, sharding: Sharding, maker: ir.Operation | None
-    ) -> ir.Value:
+    def _constrain(self, value: Value, sharding: Sharding, maker: ir.Operation | None) -> Value:
         """Constrain a value where it is made and have everything read the constrained one."""
-        first = value.owner.operations[0] if maker is None else maker
+        if not sharding:
+            self.shardings[value] = sharding
+            return value
+        first = cast(ir.Block, value.owner).operations[0] if maker is None else maker
         made = ir.Operation.create(
             _STEP,
             results=[value.type],
@@ -176,17 +183,17 @@ class _Writer:
         )
         if maker is not None:
             made.move_after(maker)
-        constrained = made.results[0]
+        constrained = cast(Value, made.results[0])
         value.replace_all_uses_except(constrained, [made])
         self.numbers[constrained] = self.numbers[value]
         self.shardings[constrained] = sharding
         return constrained
 
-    def _materialize(self, value: ir.Value, wanted: Sharding, before: ir.Operation) -> ir.Value:
+    def _materialize(self, value: Value, wanted: Sharding, before: ir.Operation) -> Value:
         """A copy of a free value, made on the spot in the wanted sharding."""
         key = (value, before.block, wanted)
         if key not in self.made:
-            original = value.owner
+            original = cast(ir.Operation, value.owner)
             copy = original.clone(ir.InsertionPoint(before)).operation
             if original.name not in MATERIALS:
                 for position, operand in enumerate(original.operands):

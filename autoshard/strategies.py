@@ -99,8 +99,7 @@ class Enumerator:
             )
         rows = self._rows(op, rule, operand_shapes, result_shapes)
         if len(rows) > MAX_STRATEGIES:
-            rows = sorted(rows, key=lambda r: -r[3])[: MAX_STRATEGIES - 1] + [rows[0]]
-            rows.reverse()
+            rows = [rows[0], *sorted(rows[1:], key=lambda r: -r[3])[: MAX_STRATEGIES - 1]]
         return Strategies(
             factor_axes=tuple(r[0] for r in rows),
             operands=tuple(

@@ -1,8 +1,8 @@
 """Predicted, compiled and measured, side by side, and where they part.
 
 *Predicted* is what the plan says. *Compiled* is what XLA's program contains: products, collectives
-(loops times their trips), memory. *Measured* is a clock. Every collective in the compiled program is
-matched to the ones the plan asks for; those that nobody asked for are listed.
+(loops times their trips), memory. *Measured* is a clock. Every collective in the compiled program
+is matched to the ones the plan asks for; those that nobody asked for are listed.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def validate(
     compile_s = time.perf_counter() - start
     program = read_compiled(executable.compiled)
     unnamed, absent = match_collectives(plan.collectives, program.collectives)
-    error, worst, trials = None, "", ()
+    error, worst = None, ""
+    trials: tuple[float, ...] = ()
     if values is not None:
         error, worst = value_error(executable, values)
         trials = step_times(executable, values, repeats=repeats, budget_s=budget_s)
@@ -300,12 +301,12 @@ def value_error(executable: Executable, values: Sequence[Any]) -> tuple[float, s
 
 def relative_error(ours: Any, theirs: Any) -> float:
     """Largest difference relative to the largest magnitude of ``theirs``; NaN equals NaN."""
-    if jax.dtypes.issubdtype(theirs.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(theirs.dtype, jax.dtypes.prng_key):
         ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
     x, y = np.asarray(ours), np.asarray(theirs)
     if x.size == 0:
         return 0.0
-    if not jax.dtypes.issubdtype(theirs.dtype, np.inexact):
+    if not jax.numpy.issubdtype(theirs.dtype, np.inexact):
         return float(np.mean(x != y))
     wide = np.complex128 if np.iscomplexobj(y) else np.float64
     x, y = x.astype(wide), y.astype(wide)
