@@ -72,6 +72,7 @@ class Enumerator:
     def __init__(self, graph: Graph, mesh: MeshShape, scatter_reductions: bool) -> None:
         self.graph, self.mesh, self.scatter = graph, mesh, scatter_reductions
         self._known: dict[object, Strategies] = {}
+        self._sizes: dict[tuple[str, ...], int] = {}
 
     def of(self, op: Op) -> Strategies:
         """The strategies of ``op``; the first one runs it whole on every device."""
@@ -125,6 +126,12 @@ class Enumerator:
             scattered=np.zeros(1, np.bool_),
         )
 
+    def _size(self, axes: tuple[str, ...]) -> int:
+        """Product of the axes' sizes, looked up because it is asked for each factor of each row."""
+        if axes not in self._sizes:
+            self._sizes[axes] = self.mesh.size(axes)
+        return self._sizes[axes]
+
     def _id(self, sharding: Sharding) -> int:
         return layouts(len(sharding), self.mesh).index[sharding]
 
@@ -152,7 +159,7 @@ class Enumerator:
                 tuple(a for a, c in zip(axes, choice, strict=True) if c == f)
                 for f in range(len(rule.sizes))
             )
-            counts = [self.mesh.size(a) for a in factor_axes]
+            counts = [self._size(axes) for axes in factor_axes]
             if any(size % count for size, count in zip(rule.sizes, counts, strict=True)):
                 continue
             sides = []
@@ -218,7 +225,7 @@ class Enumerator:
                         return None
                     axes += factor_axes[f]
                 whole = whole and counts[f] == rule.sizes[f]
-            if size % self.mesh.size(axes):
+            if size % self._size(axes):
                 return None
             dims.append(axes)
         return tuple(dims)
