@@ -76,9 +76,9 @@ class Picture:
 def picture(cost_s: Mapping[int, float], links: Sequence[Link], *, most: int = 36) -> Picture:
     """Lay out the ``most`` most expensive ops of a graph.
 
-    The ends of the most expensive reshards take up to half of the places. An edge that only repeats
-    a longer way round is left out, unless it is resharded. Links may pass through ops that have no
-    cost; those are never drawn.
+    The ends of the most expensive reshards (a slice costs nothing) take up to half of the places.
+    An edge that only repeats a longer way round is left out, unless it is resharded. Links may pass
+    through ops that have no cost; those are never drawn.
 
     Args:
         cost_s: Predicted time of every op [s].
@@ -114,7 +114,7 @@ Point = tuple[int, int, int]
 
 def _chosen(cost_s: Mapping[int, float], links: Sequence[Link], most: int) -> set[int]:
     kept: set[int] = set()
-    for link in sorted((e for e in links if e.reshard), key=lambda e: -e.seconds):
+    for link in sorted((e for e in links if e.seconds > 0), key=lambda e: -e.seconds):
         ends = {link.producer, link.consumer}
         if ends <= cost_s.keys() and len(kept | ends) <= most // 2:
             kept |= ends

@@ -207,7 +207,7 @@ function comparison() {
     const value = figure(plan, f, g.key);
     const base = i ? figure(plan, g.names[0], g.key) : null;
     return h("td", { class: `num${i ? "" : " first"}${value !== null && value === best(g, f) ? " best" : ""}` }, g.how(value),
-      value !== null && base ? h("small", {}, percent(value / base - 1)) : null);
+      value !== null && base && plan === PLANS[0] ? h("small", {}, percent(value / base - 1)) : null);
   }));
   const grid = h("table", { class: "figures" },
     h("thead", {},
@@ -215,7 +215,7 @@ function comparison() {
       h("tr", {}, h("th", {}, "Plan"), groups.flatMap((g) => g.names.map((f, i) => h("th", { class: i ? "num" : "num first" }, f))))),
     h("tbody", {}, PLANS.map((p, i) => h("tr", { class: i ? null : "own" }, h("td", {}, p), cells(p)))));
   return section("comparison", "Comparison", "Against hand-made plans",
-    "Each plan was compiled and run on the same devices in turn. Predicted is the cost model, compiled is what XLA's program contains, measured is a clock. Small percentages are against the prediction; the lowest of each column is bold.",
+    "Predicted is the cost model, compiled is what XLA's program contains, measured is a clock: all programs in turn, on the same devices. A hand-made plan fixes the shardings of arguments and results: predicted is the cheapest plan that keeps them, compiled and measured are plain jax.jit given these shardings. Small percentages are against the prediction; the lowest of a column is bold.",
     h("div", { class: "card pad" }, bars,
       h("div", { class: "legend", style: "margin-top:16px" },
         h("span", {}, h("i", { style: "--c:var(--bar)" }), "measured step"),
@@ -291,10 +291,10 @@ function memory() {
   let line = `M${steps[0][0]},${y(steps[0][1].bytes)}`;
   for (const [c, r] of steps.slice(1)) line += `H${c}V${y(r.bytes).toFixed(1)}`;
   line += `H${W - right}`;
-  const unit = 1024 ** Math.floor(Math.log(most) / Math.log(1024));
-  const nice = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((n) => most / (n * unit) <= 5) || 1000;
+  const unit = 1024 ** Math.floor(Math.log(Math.max(most, 1)) / Math.log(1024));
+  const nice = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500].find((n) => most / (n * unit) <= 5) || 1000;
   const marks = [];
-  for (let b = 0; b <= most; b += nice * unit) marks.push(b);
+  for (let i = 0; i * nice * unit <= most; i += 1) marks.push(i * nice * unit);
   const cursor = s("line", { class: "cursor", y1: top, y2: H - bottom, x1: -9, x2: -9 });
   const idle = `Peak ${bytes(peak.bytes)} at op ${peak.time}: ${peak.label}`;
   const readout = h("div", { class: "readout" }, idle);
