@@ -34,7 +34,8 @@ class Node:
     """One decision.
 
     Attributes:
-        kind: ``argument`` and ``carried`` choose the sharding of a value, ``op`` a strategy.
+        kind: ``argument`` and ``carried`` choose the sharding of a value, ``op`` a strategy; ``hub``
+            chooses the sharding in which one block's readers of a value share it.
         op: Index of the op; -1 for an argument.
         values: The values whose sharding it decides.
         layouts: Per value, the layout id under each choice, ``[S]``.
@@ -43,7 +44,7 @@ class Node:
         reduce_s: Time of the all-reduce or reduce-scatter of its partial results [s], ``[S]``.
     """
 
-    kind: Literal["argument", "carried", "op"]
+    kind: Literal["argument", "carried", "op", "hub"]
     op: int
     values: tuple[int, ...]
     layouts: tuple[NDArray[np.int64], ...]
@@ -159,6 +160,8 @@ class _Builder:
         self.edges: list[tuple[int, int]] = []
         self.matrices: list[NDArray[np.int64]] = []
         self.known: dict[object, NDArray[np.int64]] = {}
+        self.hubs: dict[tuple[int, tuple[int, int]], int] = {}
+        self.free_layouts: dict[tuple[int, ...], NDArray[np.int64]] = {}
 
     def build(self, memory_limit: int | None) -> Priced:
         pins = self._argument_pins()
@@ -211,10 +214,18 @@ class _Builder:
         if pin is not None:
             ids = np.array([self._pinned(pin, value)], np.int64)
         else:
-            in_order = np.array([self._in_order(s) for s in table.shardings])
-            ids = np.flatnonzero(table.dividing(shape) & in_order).astype(np.int64)
+            ids = self._free_layouts(shape)
         zeros = np.zeros(len(ids))
         self._add(Node(kind, op, (value,), (ids,), None, zeros, zeros))
+
+    def _free_layouts(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """Layouts a value may be given: even splits, axes in mesh order within a dimension."""
+        if shape not in self.free_layouts:
+            table = layouts(len(shape), self.mesh)
+            in_order = np.array([self._in_order(s) for s in table.shardings])
+            ids = np.flatnonzero(table.dividing(shape) & in_order).astype(np.int64)
+            self.free_layouts[shape] = ids
+        return self.free_layouts[shape]
 
     def _in_order(self, sharding: Sharding) -> bool:
         return all(tuple(sorted(d, key=self.mesh.names.index)) == d for d in sharding)
@@ -279,6 +290,7 @@ class _Builder:
 
     def _connect(self) -> None:
         graph = self.graph
+        self._add_hubs()
         for number, node in enumerate(list(self.nodes)):
             if node.kind == "op" and node.strategies is not None:
                 op = graph.ops[node.op]
@@ -286,7 +298,9 @@ class _Builder:
                 for value, wanted in zip(op.operands, node.strategies.operands, strict=True):
                     if (value, id(wanted)) not in seen:
                         seen.add((value, id(wanted)))
-                        self._edge(value, number, wanted, op.trips)
+                        product = op.kind in ("dot_general", "convolution")
+                        hub = self.hubs.get((value, (op.parent, op.region))) if product else None
+                        self._edge(value, number, wanted, op.trips, hub)
             elif node.kind == "carried" and graph.ops[node.op].name in REGION_OPS:
                 op = graph.ops[node.op]
                 position = op.results.index(node.values[0])
@@ -309,8 +323,41 @@ class _Builder:
             cost = prices[self.nodes[number].layouts[position], self._pinned(pin, value)]
             self.extra[number] = self.extra.get(number, np.zeros(len(cost))) + cost
 
-    def _edge(self, value: int, reader: int, wanted: NDArray[np.int64], trips: int) -> None:
-        number, position = self.maker[value]
+    def _add_hubs(self) -> None:
+        """Give a value that several products of a block read one more node between it and them.
+
+        A reshard that two readers want is made once. The hub chooses the sharding they share and
+        pays for reaching it once; a reader that wants the value as it was made takes its part of
+        the shared one, which costs no communication. The plan, which lets such a reader take the
+        original, is never dearer than this.
+        """
+        graph = self.graph
+        readers: dict[tuple[int, tuple[int, int]], set[int]] = {}
+        for op in graph.ops:
+            if op.kind in ("dot_general", "convolution"):
+                for value in op.operands:
+                    if graph.values[value].shape and self.maker[value][0] >= 0:
+                        readers.setdefault((value, (op.parent, op.region)), set()).add(op.index)
+        for (value, block), ops in readers.items():
+            number, _ = self.maker[value]
+            if len(ops) < 2 or len(self.nodes[number]) == 1:
+                continue
+            ids = self._free_layouts(graph.values[value].shape)
+            zeros = np.zeros(len(ids))
+            hub = len(self.nodes)
+            self.nodes.append(Node("hub", min(ops), (), (ids,), None, zeros, zeros))
+            self._edge(value, hub, ids, graph.ops[min(ops)].trips)
+            self.hubs[(value, block)] = hub
+
+    def _edge(
+        self,
+        value: int,
+        reader: int,
+        wanted: NDArray[np.int64],
+        trips: int,
+        hub: int | None = None,
+    ) -> None:
+        number, position = (hub, 0) if hub is not None else self.maker[value]
         tensor = self.graph.values[value]
         if number < 0 or number == reader or not tensor.shape:
             return
@@ -334,13 +381,14 @@ class _Builder:
             costs.append(_whole(total))
             usage = np.zeros(len(node))
             first, last = end, 0
-            for value, ids in zip(node.values, node.layouts, strict=True):
+            for value, ids in zip(node.values, node.layouts, strict=node.kind != "hub"):
                 tensor = self.graph.values[value]
                 pieces = layouts(len(tensor.shape), self.mesh).splits.prod(axis=1)
                 if self.fusion.materialized[value] and value not in in_place:
                     usage = usage + tensor.nbytes / pieces[ids]
                 first = min(first, max(0, node.op + 1))
                 last = max(last, self.fusion.last_use[value] + 2)
+            first = min(first, end - 1)  # a hub holds nothing of its own
             intervals.append(
                 (first, end if node.kind == "argument" else min(end, max(first + 1, last)))
             )
@@ -361,6 +409,8 @@ class _Builder:
             position = self.graph.arguments.index(node.values[0])
             return self.graph.argument_info[position].name
         op = self.graph.ops[node.op]
+        if node.kind == "hub":
+            return f"a value shared by readers from {op.kind} #{op.index} on"
         return f"{op.kind} #{op.index}" + (f" at {op.source}" if op.source else "")
 
 

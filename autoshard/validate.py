@@ -300,7 +300,10 @@ def value_error(executable: Executable, values: Sequence[Any]) -> tuple[float, s
 
 
 def relative_error(ours: Any, theirs: Any) -> float:
-    """Largest difference relative to the largest magnitude of ``theirs``; NaN equals NaN."""
+    """Largest difference relative to the largest magnitude of ``theirs``; NaN equals NaN.
+
+    Magnitudes below the type's machine epsilon count as epsilon.
+    """
     if jax.numpy.issubdtype(theirs.dtype, jax.dtypes.prng_key):
         ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
     x, y = np.asarray(ours), np.asarray(theirs)
@@ -313,7 +316,10 @@ def relative_error(ours: Any, theirs: Any) -> float:
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     if same.all():
         return 0.0
-    scale = float(np.max(np.abs(y[np.isfinite(y)]), initial=0.0)) or 1.0
+    # Below the type's resolution of one an array holds rounding noise only (gradients that are
+    # exactly zero, and their moments), which no two orders of summation share.
+    floor = float(jax.numpy.finfo(theirs.dtype).eps)
+    scale = max(floor, float(np.max(np.abs(y[np.isfinite(y)]), initial=0.0)))
     difference = np.abs(x[~same] - y[~same])
     return float(np.max(difference)) / scale if np.isfinite(difference).all() else float("inf")
 
