@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.cost_models.chips import CHIPS, Chip
 from autoshard.cost_models.collectives import TORUS, SwitchLevel, TorusAxis, switched_s
-from autoshard.cost_models.protocol import CollectiveKind, Floats, MeshAxis, Work
+from autoshard.cost_models.protocol import CollectiveKind, Compiler, Floats, MeshAxis, Work
 from autoshard.errors import InputError
 
 STREAMED_TILE = 8
@@ -63,7 +63,7 @@ class AnalyticModel:
     Attributes:
         name: The chip's name in lower case.
         memory_bytes: Memory that a program may use on one device [bytes].
-        scatters_reductions: True: XLA:TPU and XLA:GPU make reduce-scatters.
+        compiler: The chip's kind.
         chip: The chip.
 
     Examples:
@@ -88,7 +88,7 @@ class AnalyticModel:
         self.chip = CHIPS[chip] if isinstance(chip, str) else chip
         self.name = self.chip.name.lower()
         self.memory_bytes: float | None = self.chip.memory_bytes
-        self.scatters_reductions = True
+        self.compiler: Compiler = self.chip.kind
 
         def figure(given: float | None, *names: str) -> float:
             return self.chip.value(*names) if given is None else given
@@ -215,6 +215,7 @@ def analytic_model(chip: str) -> AnalyticModel:
     return AnalyticModel(chip)
 
 
+# Rows of COST_MODELS: each is called without arguments.
 v2, v3, v4, v5e, v5p, v6e, v7x = (
     partial(analytic_model, name) for name in ("v2", "v3", "v4", "v5e", "v5p", "v6e", "v7x")
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from autoshard.cost_models.calibration import Calibration, LinearFit, load_calibration
-from autoshard.cost_models.protocol import CollectiveKind, Floats, MeshAxis, Work
+from autoshard.cost_models.protocol import CollectiveKind, Compiler, Floats, MeshAxis, Work
 
 SLOW_OPS: dict[str, str] = {
     **dict.fromkeys(
@@ -48,7 +48,7 @@ class CalibratedModel:
     Attributes:
         name: ``cpu``.
         memory_bytes: None: the devices share the machine's memory.
-        scatters_reductions: False: XLA:CPU leaves an all-reduce and a slice as they are.
+        compiler: ``cpu``.
         calibration: As given.
         dispatch_s: Time of one call of a program on all devices [s].
     """
@@ -56,7 +56,7 @@ class CalibratedModel:
     def __init__(self, calibration: Calibration, *, devices: int | None = None) -> None:
         self.name = "cpu"
         self.memory_bytes: float | None = None
-        self.scatters_reductions = False
+        self.compiler: Compiler = "cpu"
         self.calibration = calibration
         count = calibration.devices if devices is None else devices
         # Time of the same work per device, relative to the calibrated mesh.

@@ -79,8 +79,8 @@ class Calibration:
         jax_version: The JAX that ran.
         devices: Devices of the mesh; all of them worked at once in every measurement.
         cores: Cores that they shared.
-        cpu_share: Share of the cores that the process got while it multiplied matrices; well
-            below 1 where other programs were running, whose disturbance is then in the figures.
+        cpu_share: Share of the cores that the process got in its largest matmul; well below 1 where
+            other programs were running, whose disturbance is then in the figures.
         dispatch_s: Time of one call of a program that does nothing on all devices [s].
         matmul: By element type: time per matmul; units ``flops`` and ``bytes``.
         elementwise: By element type: time per fused op; units ``bytes`` (read and written),

@@ -76,8 +76,13 @@ def calibrate(
         report(f"compiling {probe.name}")
         ready.append((probe, _runner(probe)))
     runs: list[list[float]] = [[] for _ in ready]
-    shares: list[float] = []
     cores = _cores()
+    # Only a large matmul keeps every core busy on a quiet machine; XLA runs small programs of
+    # several devices on one thread.
+    _, heaviest = max(
+        (p.work["flops"] * p.repeats, p.name) for p, _ in ready if p.name.startswith("matmul/f32")
+    )
+    shares: list[float] = []
     for turn in range(MAX_ROUNDS):
         if turn >= MIN_ROUNDS and time.perf_counter() - start > budget_s:
             break
@@ -86,7 +91,7 @@ def calibrate(
             begin, used = time.perf_counter(), time.process_time()
             run()
             seconds.append(time.perf_counter() - begin)
-            if probe.family == "matmul":
+            if probe.name == heaviest:
                 shares.append((time.process_time() - used) / seconds[-1] / cores)
     timed = [_summary(probe, seconds) for (probe, _), seconds in zip(ready, runs, strict=True)]
     return _fitted(timed, len(mesh_devices), cores, float(np.median(shares)))

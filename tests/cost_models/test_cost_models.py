@@ -42,7 +42,7 @@ def test_every_row_is_a_cost_model_of_that_name(row: str) -> None:
     assert isinstance(model, CostModel)
     assert model.name.startswith(row)
     assert model.memory_bytes is None or model.memory_bytes > 1e9
-    assert model.scatters_reductions is (row != "cpu")
+    assert (model.compiler == "cpu") is (row == "cpu")
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -81,6 +81,9 @@ def one_way(kind: Callable[..., Any], nbytes: float, size: int) -> float:
     return float(kind(nbytes, (TorusAxis(size, 1.0, one_way=True),)))
 
 
+# GPUs of a node, nodes of a unit, units.
+DGX = (SwitchLevel(8, 450e9), SwitchLevel(32, 400e9, 8), SwitchLevel(4, 12.8e12, 256))
+
 EXAMPLES: dict[str, Sum] = {
     # Rooflines.
     "R01": lambda flops, C: compute(flops, C),
@@ -148,8 +151,6 @@ EXAMPLES: dict[str, Sum] = {
     "G14": lambda: 1 / float(switched_s("all_gather", 1.0, (DGX[0], SwitchLevel(2, 400e9, 8)))),
     "G17": lambda B, N, w: float(switched_s("all_to_all", B / N, (SwitchLevel(N, w),))),
 }
-
-DGX = (SwitchLevel(8, 450e9), SwitchLevel(32, 400e9, 8), SwitchLevel(4, 12.8e12, 256))
 
 
 @pytest.mark.parametrize("key", sorted(ENTRIES))
