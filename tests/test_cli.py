@@ -131,6 +131,7 @@ def test_validate_without_a_clock_compiles_only_and_prints_a_table(
     assert main(["validate", "mlp", "--mesh", "x=2", "--no-measure"]) == 0
     text = capsys.readouterr().out
     assert "mlp (tiny) on x=2" in text
+    assert "measured" not in text.splitlines()[-1]
     assert "fsdp" in text
     assert "cannot name: 0" in text
 
