@@ -153,7 +153,7 @@ class _Builder:
         self.graph, self.mesh, self.model = graph, mesh, model
         self.fusion = fuse(graph)
         self.resharder = Resharder(mesh, model)
-        self.enumerator = Enumerator(graph, mesh, model.scatters_reductions)
+        self.enumerator = Enumerator(graph, mesh, model.compiler != "cpu")
         self.nodes: list[Node] = []
         self.maker: list[tuple[int, int]] = [(-1, 0)] * len(graph.values)
         self.extra: dict[int, NDArray[np.float64]] = {}  # node -> cost of fixed readers [s]

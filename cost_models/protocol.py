@@ -17,6 +17,9 @@ CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_a
 
 Floats = NDArray[np.float64]
 
+Compiler = Literal["cpu", "tpu", "gpu"]
+"""XLA's compilers, by the platform they compile for."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeshAxis:
@@ -57,13 +60,14 @@ class CostModel(Protocol):
     Attributes:
         name: How it is called on the command line, e.g. ``v5e``.
         memory_bytes: Memory of one device [bytes]; None where no limit applies.
-        scatters_reductions: Whether the compiler turns an all-reduce followed by a slice into a
-            reduce-scatter (XLA:TPU and XLA:GPU do, XLA:CPU does not).
+        compiler: Which of XLA's compilers makes the program. It decides whether an all-reduce
+            followed by a slice becomes a reduce-scatter (on TPU and GPU, not on CPU), in which
+            order ops run and what they hold meanwhile.
     """
 
     name: str
     memory_bytes: float | None
-    scatters_reductions: bool
+    compiler: Compiler
 
     def compute_s(self, work: Work) -> Floats:
         """Time the arithmetic units are busy [s], ``[S]``."""
