@@ -246,8 +246,10 @@ class _Builder:
     def _op_node(self, op: Op) -> None:
         strategies = self.enumerator.of(op)
         work = work_of(self.graph, op, strategies, self.fusion, self.mesh)
-        busy = self._runs(op)
-        seconds = self.model.op_s(work) if busy else self.model.hbm_s(work)
+        if self._runs(op):
+            seconds = self.model.op_s(work)
+        else:  # fused into what reads it: its work counts, starting a kernel does not
+            seconds = np.maximum(self.model.compute_s(work), self.model.hbm_s(work))
         self._add(
             Node(
                 "op",
