@@ -13,11 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy, stablehlo
 
 from autoshard.errors import InputError
 from autoshard.program import (
+    MATERIALS as MATERIALS,
+)
+from autoshard.program import (
+    MAX_FREE_DEPTH,
     REGION_OPS,
     Boundary,
     Value,
@@ -33,10 +38,6 @@ FactorKind = Literal["pass", "reduction", "replicated", "permutation"]
 ALIASES = frozenset({"stablehlo.optimization_barrier"})
 """Ops whose results are their operands, one to one (as is a constraint that says nothing)."""
 
-MATERIALS = frozenset({"stablehlo.constant", "stablehlo.iota"})
-"""Ops that make a value from nothing and cost nothing in any sharding."""
-
-_MAX_FREE_DEPTH = 16
 _BITS = {"i1": 8, "complex<f32>": 64, "complex<f64>": 128, "tf32": 32, "index": 64}
 
 
@@ -346,7 +347,7 @@ class _Reader:
         if not operands or any(kind != "pass" for kind in rule.kinds):
             return 0
         depth = 1 + max(self.depth[v] for v in operands)
-        return depth if depth <= _MAX_FREE_DEPTH else 0
+        return depth if depth <= MAX_FREE_DEPTH else 0
 
     def _fixed(
         self, operation: ir.Operation
@@ -453,14 +454,49 @@ def _flops(operation: ir.Operation, rule: Rule | None) -> float:
         return 2.0 * math.prod(rule.sizes)
     out = sum(math.prod(ir.RankedTensorType(v.type).shape) for v in operation.results)
     if operation.name == "stablehlo.convolution":
-        kernel = ir.RankedTensorType(operation.operands[1].type).shape
-        numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
-        return 2.0 * out * math.prod(kernel) / kernel[numbers.kernel_output_feature_dimension]
+        return _convolution_flops(operation)
     if operation.name in REGION_OPS or operation.name in ALIASES | MATERIALS:
         return 0.0
     if len(operation.regions) and len(operation.operands):
         return float(math.prod(ir.RankedTensorType(operation.operands[0].type).shape))
     return float(out)
+
+
+def _convolution_flops(operation: ir.Operation) -> float:
+    """Products with real elements times two: padding and the holes of dilation cost nothing."""
+    lhs, kernel, out = (
+        tuple(ir.RankedTensorType(v.type).shape)
+        for v in (operation.operands[0], operation.operands[1], operation.results[0])
+    )
+    numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
+    axes = len(numbers.input_spatial_dimensions)
+    strides = _numbers(operation, "window_strides", axes, 1)
+    low = _numbers(operation, "padding", 2 * axes, 0)[::2]
+    holes = _numbers(operation, "lhs_dilation", axes, 1)
+    spread = _numbers(operation, "rhs_dilation", axes, 1)
+    products = 1
+    for axis in range(axes):
+        size = lhs[numbers.input_spatial_dimensions[axis]]
+        starts = np.arange(out[numbers.output_spatial_dimensions[axis]]) * strides[axis] - low[axis]
+        taps = np.arange(kernel[numbers.kernel_spatial_dimensions[axis]]) * spread[axis]
+        read = starts[:, None] + taps[None, :]
+        real = (read >= 0) & (read <= (size - 1) * holes[axis]) & (read % holes[axis] == 0)
+        products *= int(real.sum())
+    groups = ir.IntegerAttr(operation.attributes["batch_group_count"]).value
+    features = kernel[numbers.kernel_input_feature_dimension]
+    features *= kernel[numbers.kernel_output_feature_dimension]
+    return 2.0 * products * features * (lhs[numbers.input_batch_dimension] // groups)
+
+
+def _numbers(operation: ir.Operation, name: str, count: int, default: int) -> list[int]:
+    """A list of integers among an op's attributes."""
+    if name not in operation.attributes:
+        return [default] * count
+    attribute = operation.attributes[name]
+    if isinstance(attribute, ir.DenseI64ArrayAttr):
+        return [int(n) for n in attribute]
+    dense = ir.DenseIntElementsAttr(attribute)
+    return [int(dense[0])] * count if dense.is_splat else [int(n) for n in dense]
 
 
 def _combiner(operation: ir.Operation) -> str:

@@ -25,6 +25,28 @@ REGION_OPS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 
 TERMINATORS = frozenset({"stablehlo.return", "func.return", "sdy.return"})
 
+MATERIALS = frozenset({"stablehlo.constant", "stablehlo.iota"})
+"""Ops that make a value from nothing and cost nothing in any sharding."""
+
+MAX_FREE_DEPTH = 16
+"""Up to this many ops from a constant, what is computed from constants alone is free."""
+
+_ELEMENTWISE = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        *("add", "and", "broadcast_in_dim", "compare", "convert", "divide", "maximum", "minimum"),
+        *("multiply", "negate", "not", "or", "remainder", "select", "subtract"),
+    )
+)
+_EFFECTS = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        *("all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute"),
+        *("custom_call", "infeed", "outfeed", "recv", "reduce_scatter", "send"),
+    )
+)
+"""Ops that are kept even if nothing reads their results."""
+
 _FRAME = re.compile(r'"([^"]+\.(?:py|ipynb))":(\d+)')
 _LIBRARY = re.compile(r"/site-packages/|/jax/_src/|<frozen")
 _OURS = tuple(
@@ -57,7 +79,11 @@ def main_block(module: ir.Module) -> ir.Block:
 
 
 def normalize(module: ir.Module) -> None:
-    """Flatten the call graph, inline every call, and make loops carry what they read, in place."""
+    """Bring a module into the one shape, in place.
+
+    Calls are inlined; ops that repeat another or that nothing reads are removed, as XLA would do
+    (it then makes no collective for them either); loops carry what they read from outside.
+    """
     with module.context:
         passmanager.PassManager.parse("builtin.module(sdy-flatten-call-graph)").run(
             module.operation
@@ -68,11 +94,14 @@ def normalize(module: ir.Module) -> None:
         if op.operation.name == "func.func"
     }
     _inline(main_block(module), functions)
-    with module.context, ir.Location.unknown():
-        _carry_captures(main_block(module))
     for name, function in functions.items():
         if name != "main" and not _is_referenced(module, name):
             function.erase()
+    with module.context, ir.Location.unknown():
+        passmanager.PassManager.parse("builtin.module(cse)").run(module.operation)
+        while _simplify(main_block(module)):
+            pass
+        carry_captures(main_block(module))
 
 
 def walk(
@@ -140,7 +169,116 @@ def _inline(block: ir.Block, functions: dict[str, ir.Operation]) -> None:
                 _inline(region.blocks[0], functions)
 
 
-def _carry_captures(block: ir.Block) -> None:
+def _simplify(block: ir.Block) -> bool:
+    """Remove what nothing reads, last op first, and what loops carry without need.
+
+    Returns:
+        Whether anything was removed from a loop or conditional: there may be more to remove then.
+    """
+    changed = False
+    for op in reversed(list(block.operations)):
+        operation = op.operation
+        if _is_dead(operation):
+            operation.erase()
+            continue
+        if operation.name not in REGION_OPS:
+            continue
+        used = [any(True for _ in result.uses) for result in operation.results]
+        if operation.name == "stablehlo.while":
+            gone = _needless(operation, used)
+        else:
+            gone = {k for k, is_used in enumerate(used) if not is_used}
+        changed |= bool(gone)
+        operation = _without(operation, gone)
+        for region in operation.regions:
+            changed |= _simplify(region.blocks[0])
+    return changed
+
+
+def _is_dead(operation: ir.Operation) -> bool:
+    """Whether nothing reads its results and it does nothing else."""
+    return (
+        operation.name not in TERMINATORS
+        and operation.name.startswith(("stablehlo.", "chlo.", "sdy."))
+        and not any(True for result in operation.results for _ in result.uses)
+        and not any(o.name in _EFFECTS for o in (operation, *_nested(operation)))
+    )
+
+
+def _needless(loop: ir.Operation, used: list[bool]) -> set[int]:
+    """Which values a loop need not carry: those it never changes, and those that nothing reads.
+
+    Whatever reads the former is made to read the value from outside.
+    """
+    condition, body = loop.regions[0].blocks[0], loop.regions[1].blocks[0]
+    returned = list(terminator(body).operands)
+    same = {k for k, value in enumerate(returned) if value == body.arguments[k]}
+    for k in same:
+        outside = loop.operands[k]
+        condition.arguments[k].replace_all_uses_with(outside)
+        loop.results[k].replace_all_uses_with(outside)
+        terminator(body).operands[k] = outside
+        body.arguments[k].replace_all_uses_with(outside)
+    position = {argument: k for k, argument in enumerate(body.arguments)}
+    wanted = {k for k in range(len(returned)) if k not in same and used[k]}
+    wanted |= {k for k, a in enumerate(condition.arguments) if any(True for _ in a.uses)}
+    seen: set[ir.Operation] = set()
+    values = [returned[k] for k in wanted]
+    for operation in _operations(body):
+        if operation.name in _EFFECTS:
+            values += operation.operands
+    while values:
+        value = values.pop()
+        owner = value.owner
+        if isinstance(owner, ir.Block):
+            if value in position and position[value] not in wanted | same:
+                wanted.add(position[value])
+                values.append(returned[position[value]])
+        elif owner not in seen:
+            seen.add(owner)
+            for operation in (owner, *_nested(owner)):
+                values += operation.operands
+    return set(range(len(returned))) - wanted
+
+
+def _without(operation: ir.Operation, gone: set[int]) -> ir.Operation:
+    """Replace a loop or conditional by one without some of its results (and carried values)."""
+    if not gone:
+        return operation
+    loop = operation.name == "stablehlo.while"
+    kept = [k for k in range(len(operation.results)) if k not in gone]
+    new = ir.Operation.create(
+        operation.name,
+        results=[operation.results[k].type for k in kept],
+        operands=[operation.operands[k] for k in kept] if loop else list(operation.operands),
+        attributes={name: operation.attributes[name] for name in _names(operation)},
+        regions=len(operation.regions),
+        loc=operation.location,
+        ip=ir.InsertionPoint(operation),
+    )
+    for number, region in enumerate(list(operation.regions)):
+        block = region.blocks[0]
+        if not (loop and number == 0):
+            end = terminator(block)
+            with ir.InsertionPoint(end):
+                operands = [end.operands[k] for k in kept]
+                ir.Operation.create(end.name, operands=operands, loc=end.location)
+            end.erase()
+        if loop:
+            if number == 1:
+                for op in reversed(list(block.operations)):
+                    if _is_dead(op.operation):
+                        op.operation.erase()
+            for k in sorted(gone, reverse=True):
+                block.erase_argument(k)
+        block.append_to(new.regions[number])
+    for position, k in enumerate(kept):
+        operation.results[k].replace_all_uses_with(new.results[position])
+    operation.erase()
+    return new
+
+
+def carry_captures(block: ir.Block) -> None:
     """Turn values that a loop reads from outside into values it carries unchanged.
 
     Then every value has one sharding inside a loop, decided where it enters. Constants stay where
@@ -151,7 +289,7 @@ def _carry_captures(block: ir.Block) -> None:
         if operation.name not in REGION_OPS:
             continue
         for region in operation.regions:
-            _carry_captures(region.blocks[0])
+            carry_captures(region.blocks[0])
         if operation.name == "stablehlo.while":
             captured = _captures(operation)
             if captured:
@@ -181,14 +319,15 @@ def _captures(loop: ir.Operation) -> list[Value]:
     return [v for v in read if v not in inside and not _is_constant(v)]
 
 
-def _is_constant(value: Value) -> bool:
+def _is_constant(value: Value, depth: int = 1) -> bool:
     owner = value.owner
     if isinstance(owner, ir.Block):
         return False
-    name = owner.name
-    if name in ("stablehlo.broadcast_in_dim", "stablehlo.convert"):
-        return _is_constant(owner.operands[0])
-    return name in ("stablehlo.constant", "stablehlo.iota")
+    if owner.name in MATERIALS:
+        return True
+    if owner.name not in _ELEMENTWISE or depth == MAX_FREE_DEPTH:
+        return False
+    return all(_is_constant(operand, depth + 1) for operand in owner.operands)
 
 
 def _with_operands(loop: ir.Operation, captured: list[Value]) -> None:
@@ -206,12 +345,11 @@ def _with_operands(loop: ir.Operation, captured: list[Value]) -> None:
     for number, region in enumerate(list(loop.regions)):
         block = region.blocks[0]
         carried = [block.add_argument(v.type, loop.location) for v in captured]
-        inner = {id(o): o for o in _operations(block)}
-        for value, argument in zip(captured, carried, strict=True):
-            for operation in inner.values():
-                for position, operand in enumerate(operation.operands):
-                    if operand == value:
-                        operation.operands[position] = argument
+        inside = dict(zip(captured, carried, strict=True))
+        for operation in _operations(block):
+            for position, operand in enumerate(operation.operands):
+                if operand in inside:
+                    operation.operands[position] = inside[operand]
         if number == 1:
             end = terminator(block)
             with ir.InsertionPoint(end):
@@ -230,9 +368,13 @@ def _names(operation: ir.Operation) -> list[str]:
 def _operations(block: ir.Block) -> Iterator[ir.Operation]:
     for op in block.operations:
         yield op.operation
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                yield from _operations(inner)
+        yield from _nested(op.operation)
+
+
+def _nested(operation: ir.Operation) -> Iterator[ir.Operation]:
+    for region in operation.regions:
+        for inner in region.blocks:
+            yield from _operations(inner)
 
 
 def _is_referenced(module: ir.Module, name: str) -> bool:

@@ -34,8 +34,13 @@ COMBINERS = frozenset(
 )
 """Reduction bodies that an all-reduce can carry out."""
 
-UNSPLIT = frozenset({"stablehlo.rng_bit_generator", "stablehlo.rng", "stablehlo.sort"})
-"""Ops that run whole on every device: random bits must not depend on the sharding."""
+UNSPLIT = {
+    "stablehlo.rng_bit_generator": "random bits must not depend on the sharding",
+    "stablehlo.rng": "random bits must not depend on the sharding",
+    "stablehlo.sort": "XLA gathers a sort even along the dimensions it does not sort",
+    "stablehlo.fft": "XLA gathers an FFT whose batch dimensions are split",
+}
+"""Ops that run whole on every device, and why."""
 
 MAX_STRATEGIES = 512
 """Above this many strategies of one op, the ones that split its work least are left out."""
