@@ -1,31 +1,28 @@
-"""Live bytes on one device over a sharded program: what is held, when, and by whom."""
+"""Live bytes of one device over its program: what is held, when, and by whom.
+
+The order in which ops run and what is written over what follow the compiler. XLA:CPU (jaxlib
+0.10.2; found by comparing its memory analysis and schedules with programs) runs whatever is ready,
+first come, first served; combines independent all-reduces of equal groups into one that waits for
+all; writes a result over a dying operand of equal size where both are read and written element by
+element; lets a loop take over its initial values' buffers where it is their last reader. For other
+compilers ops run in program order and all-reduces stay apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from autoshard.fusion import Fusion
+from autoshard.buffers import Kernel, Kernels, kernels
+from autoshard.cost_models.protocol import Compiler
 from autoshard.graph import Graph
+from autoshard.local import LocalBlock, LocalOp, LocalProgram, LocalValue
 
+_HALVES = frozenset({"bf16", "f16"})
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A value held a second time under another sharding.
-
-    Attributes:
-        name: What it is a copy of.
-        nbytes: Bytes on one device.
-        start: Index of the op before which it is made.
-        end: Index of the last op that reads it.
-    """
-
-    name: str
-    nbytes: int
-    start: int
-    end: int
+SHOWN = 20
+"""Holders at the fullest moment that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,54 +30,316 @@ class Footprint:
     """Memory of one call on one device.
 
     Attributes:
-        peak_bytes: Arguments + results + temporaries - aliased.
-        timeline: Live bytes while each op runs.
+        peak_bytes: Arguments + results + temporaries - aliased [bytes].
+        timeline: (index of an op, live bytes while it runs) in the order in which ops run; an op in
+            a loop runs once.
         holders: What is live at the fullest moment, (name, bytes), the largest first.
     """
 
     peak_bytes: int
-    timeline: tuple[int, ...]
+    timeline: tuple[tuple[int, int], ...]
     holders: tuple[tuple[str, int], ...]
 
 
-def footprint(
-    graph: Graph, fusion: Fusion, local_bytes: Mapping[int, int], copies: tuple[Copy, ...]
-) -> Footprint:
-    """Add up what is live.
+def footprint(graph: Graph, program: LocalProgram, compiler: Compiler) -> Footprint:
+    """Follow a program through its run.
 
     Args:
-        graph: The program.
-        fusion: Which values have buffers and how long they live.
-        local_bytes: Per value, its bytes on one device under the plan.
-        copies: What reshards hold besides.
+        graph: The program it was made of, for names.
+        program: What one device runs.
+        compiler: Which of XLA's compilers orders and fuses it.
     """
-    end = len(graph.ops)
-    spans: list[tuple[str, int, int, int]] = []
-    names = {v: i.name for v, i in zip(graph.arguments, graph.argument_info, strict=True)}
-    for value in graph.arguments:
-        spans.append((names[value], local_bytes[value], 0, end))
-    tied = {graph.values[graph.results[r]].alias for _, r in graph.ties}
-    results = {graph.values[v].alias for v in graph.results} - set(graph.arguments)
-    for value in results - tied:
-        info = graph.result_info[[graph.values[v].alias for v in graph.results].index(value)]
-        spans.append((info.name, local_bytes[value], 0, end))
-    for tensor in graph.values:
-        if tensor.op < 0 or not fusion.materialized[tensor.id]:
-            continue
-        if tensor.id in results:
-            continue
-        op = graph.ops[tensor.op]
-        name = f"{op.kind} #{op.index} {tensor.dtype}{list(tensor.shape)}"
-        spans.append((name, local_bytes[tensor.id], tensor.op, fusion.last_use[tensor.id]))
-    spans += [(c.name, c.nbytes, c.start, c.end) for c in copies]
-    line = np.zeros(end + 2, np.int64)
-    for _, nbytes, start, stop in spans:
-        line[max(0, start)] += nbytes
-        line[min(end, stop) + 1] -= nbytes
-    live = np.cumsum(line)[: end + 1]
-    fullest = int(np.argmax(live)) if len(live) else 0
-    held = sorted(
-        ((n, b) for n, b, start, stop in spans if start <= fullest <= stop and b),
-        key=lambda h: -h[1],
+    values = list(program.values)
+    if compiler == "cpu":
+        values = _widened(values, program.main.params)
+    arguments = [values[v].nbytes for v in program.main.params]
+    tied_results = {r for _, r in program.ties}
+    run = _Run(values, compiler)
+    given = {program.main.params[a]: program.main.returned[r] for a, r in program.ties}
+    free = {program.main.returned[r] for r in tied_results}
+    peak = run.block(program.main, given, free)
+    base = sum(arguments)
+    results = sum(
+        values[v].nbytes for r, v in enumerate(program.main.returned) if r not in tied_results
     )
-    return Footprint(int(live.max(initial=0)), tuple(live.tolist()), tuple(held[:20]))
+    names = _Names(graph, program, values, run.copies)
+    held = [(graph.argument_info[k].name, b) for k, b in enumerate(arguments)]
+    held += [(names.of(v), b) for v, b in peak.held]
+    merged: dict[str, int] = {}
+    for name, nbytes in held:
+        merged[name] = merged.get(name, 0) + nbytes
+    shown = sorted((h for h in merged.items() if h[1]), key=lambda h: -h[1])[:SHOWN]
+    timeline = tuple((op, base + b) for op, b in peak.timeline)
+    return Footprint(base + max(results, peak.nbytes), timeline, tuple(shown))
+
+
+def fifo_order(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """The order in which XLA:CPU runs kernels: first ready, first run."""
+    maker = {v: k for k, kernel in enumerate(kernels) for v in kernel.outputs}
+    waiting: list[int] = []
+    readers: list[list[int]] = [[] for _ in kernels]
+    for k, kernel in enumerate(kernels):
+        sources = {maker[v] for v in kernel.reads if v in maker}
+        waiting.append(len(sources))
+        for source in sources:
+            readers[source].append(k)
+    queue = deque(k for k, count in enumerate(waiting) if not count)
+    order = []
+    while queue:
+        k = queue.popleft()
+        order.append(kernels[k])
+        for reader in readers[k]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                queue.append(reader)
+    return tuple(order)
+
+
+def combined(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """All-reduces over the same axes become one where none depends on another.
+
+    The combined one stands where the last of them stood.
+    """
+    maker = {v: k for k, kernel in enumerate(kernels) for v in kernel.outputs}
+    above: list[int] = []  # per kernel, the set of those it depends on, as bits
+    for kernel in kernels:
+        mask = 0
+        for value in kernel.reads:
+            if value in maker:
+                mask |= above[maker[value]] | 1 << maker[value]
+        above.append(mask)
+    left = [k for k, kernel in enumerate(kernels) if kernel.kind == "all_reduce"]
+    merged: dict[int, Kernel] = {}
+    dropped: set[int] = set()
+    while left:
+        first, group, mask = left[0], [left[0]], 1 << left[0]
+        for k in left[1:]:
+            if (
+                _axes(kernels[k]) == _axes(kernels[first])
+                and not above[k] & mask
+                and not any(above[g] >> k & 1 for g in group)
+            ):
+                group.append(k)
+                mask |= 1 << k
+        left = [k for k in left if k not in group]
+        if len(group) == 1:
+            continue
+        over = 0
+        for k in group:
+            over |= above[k]
+        for k in range(len(kernels)):
+            if mask >> k & 1:
+                above[k] = over
+            elif above[k] & mask:
+                above[k] |= over | mask
+        last = kernels[group[-1]]
+        merged[group[-1]] = replace(
+            last,
+            outputs=tuple(v for k in group for v in kernels[k].outputs),
+            reads={v: False for k in group for v in kernels[k].reads},
+        )
+        dropped.update(group[:-1])
+    return tuple(merged.get(k, kernel) for k, kernel in enumerate(kernels) if k not in dropped)
+
+
+def _axes(kernel: Kernel) -> tuple[str, ...]:
+    return kernel.op.axes if kernel.op is not None else ()
+
+
+def _widened(values: Sequence[LocalValue], params: Sequence[int]) -> list[LocalValue]:
+    """XLA:CPU computes half-precision floats in f32; arguments stay as they are."""
+    kept = set(params)
+    return [
+        replace(v, dtype="f32", nbytes=2 * v.nbytes) if v.dtype in _HALVES and k not in kept else v
+        for k, v in enumerate(values)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Peak:
+    """The fullest moment of a block, without what was given to it.
+
+    Attributes:
+        nbytes: Live bytes.
+        held: Values that make them up, with their bytes.
+        timeline: (index of op, live bytes) in order.
+    """
+
+    nbytes: int
+    held: tuple[tuple[int, int], ...]
+    timeline: tuple[tuple[int, int], ...]
+
+
+_NOTHING = _Peak(0, (), ())
+
+
+class _Run:
+    """Goes through blocks; ``values`` grows by the copies that the compiler makes."""
+
+    def __init__(self, values: list[LocalValue], compiler: Compiler) -> None:
+        self.values, self.compiler = values, compiler
+        self.copies: dict[int, Kernel] = {}  # value -> what made it
+
+    def block(self, block: LocalBlock, given: Mapping[int, int], free: set[int]) -> _Peak:
+        """The peak of a block.
+
+        Args:
+            block: The block.
+            given: Parameters whose buffer takes a returned value, with that value.
+            free: Returned values that have a buffer outside already.
+        """
+        fused = kernels(block, self.values, self.compiler)
+        order: Sequence[Kernel] = fused.kernels
+        if self.compiler == "cpu":
+            order = fifo_order(combined(order))
+        for kernel in order:
+            for value in kernel.outputs:
+                self.copies[value] = kernel
+        nested = {
+            k: [self._nested(kernel.op, inside) for inside in kernel.op.blocks]
+            for k, kernel in enumerate(order)
+            if kernel.op is not None and kernel.op.blocks
+        }
+        walk = _Walk(self.values, order, fused, given, free)
+        return walk.run(nested)
+
+    def _nested(self, op: LocalOp, block: LocalBlock) -> _Peak:
+        if op.kind != "while":
+            return self.block(block, {}, set())
+        return self.block(block, dict(zip(block.params, block.returned, strict=True)), set())
+
+
+class _Walk:
+    """One block in its order: buffers come, take each other's place, and go."""
+
+    def __init__(
+        self,
+        values: Sequence[LocalValue],
+        order: Sequence[Kernel],
+        fused: Kernels,
+        given: Mapping[int, int],
+        free: set[int],
+    ) -> None:
+        self.values, self.order = values, order
+        self.root = fused.root
+        self.made = {v for kernel in order for v in kernel.outputs}
+        self.materials = fused.materials
+        self.outside = {self._root(v) for v in free}
+        self.given = {p: self._root(v) for p, v in given.items()}
+        self.last: dict[int, int] = {}
+        for t, kernel in enumerate(order):
+            for value in kernel.reads:
+                self.last[value] = t
+        self.last.update({v: len(order) for v in fused.returned if v is not None})
+        self.same: dict[int, int] = {}  # loop result -> the buffer it took over
+        self.empty: set[int] = set()
+        for t, kernel in enumerate(order):
+            if kernel.op is not None and kernel.op.kind == "while":
+                self._carry(t, kernel.op)
+        for value, t in list(self.last.items()):
+            buffer = self._buffer(value)
+            self.last[buffer] = max(self.last.get(buffer, t), t)
+
+    def _root(self, value: int) -> int:
+        return self.root.get(value, value)
+
+    def _buffer(self, value: int) -> int:
+        while value in self.same:
+            value = self.same[value]
+        return value
+
+    def _carry(self, time: int, loop: LocalOp) -> None:
+        """Which buffers a loop goes on with, and which it has to copy."""
+        (body,) = loop.blocks
+        taken: set[int] = set()
+        for position, out in enumerate(loop.outputs):
+            init = self._root(loop.inputs[position])
+            exists = init not in self.materials
+            if body.returned[position] == body.params[position]:
+                if exists:
+                    self.same[out] = init
+                else:
+                    self.empty.add(out)
+                continue
+            ours = init in self.made or self.given.get(init) == out
+            if exists and ours and init not in taken and self.last.get(init) == time:
+                self.same[out] = init
+                taken.add(init)
+
+    def run(self, nested: Mapping[int, Sequence[_Peak]]) -> _Peak:
+        alive: dict[int, int] = {}
+        live = peak = 0
+        held: tuple[tuple[int, int], ...] = ()
+        timeline: list[tuple[int, int]] = []
+        for t, kernel in enumerate(self.order):
+            for position, value in enumerate(kernel.outputs):
+                nbytes = self.values[value].nbytes
+                if self._buffer(value) != value or value in self.outside or value in self.empty:
+                    continue
+                place = self._place(kernel, t, nbytes, alive) if position == 0 else None
+                if place is None:
+                    live += nbytes
+                elif place in alive:
+                    del alive[place]
+                else:
+                    continue  # over a parameter, which is counted elsewhere
+                alive[value] = nbytes
+            inner = max(nested.get(t, (_NOTHING,)), key=lambda p: p.nbytes)
+            timeline.append((kernel.source, live))
+            timeline += [(op, live + b) for op, b in inner.timeline]
+            if live + inner.nbytes > peak:
+                peak, held = live + inner.nbytes, (*alive.items(), *inner.held)
+            for dead in [v for v in alive if self.last.get(v, -1) <= t]:
+                live -= alive.pop(dead)
+        return _Peak(peak, held, tuple(timeline))
+
+    def _place(
+        self, kernel: Kernel, time: int, nbytes: int, alive: Mapping[int, int]
+    ) -> int | None:
+        """The buffer that the result is written over."""
+        if kernel.kind == "copy" or (kernel.op is not None and kernel.op.blocks):
+            return None
+        for value, same in kernel.reads.items():
+            buffer = self._buffer(value)
+            if same and self.last.get(buffer) == time and alive.get(buffer) == nbytes:
+                return buffer
+        if kernel.kind == "dynamic_update_slice":
+            for value, same in kernel.reads.items():
+                if same and self._buffer(value) in self.given:
+                    return self._buffer(value)
+        return None
+
+
+class _Names:
+    """What values are called in messages and reports."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: LocalProgram,
+        values: Sequence[LocalValue],
+        makers: Mapping[int, Kernel],
+    ) -> None:
+        self.graph, self.values, self.makers = graph, values, makers
+        self.results = {
+            v: graph.result_info[r].name for r, v in reversed([*enumerate(program.main.returned)])
+        }
+
+    def of(self, value: int) -> str:
+        """E.g. ``all_gather of state['w'] for dot_general #12 at model.py:7``."""
+        if value in self.results:
+            return self.results[value]
+        kernel, here = self.makers[value], self.values[value]
+        op = self.graph.ops[kernel.source] if kernel.source < len(self.graph.ops) else None
+        at = f" at {op.source}" if op is not None and op.source else ""
+        shape = f"{here.dtype}{list(here.shape)}"
+        tensor = self.graph.values[here.source]
+        if op is not None and kernel.kind == op.kind:
+            return f"{op.kind} #{op.index}{at} {shape}"
+        whom = f"{op.kind} #{op.index}" if op is not None else "the result"
+        if tensor.op < 0:
+            what = self.graph.argument_info[tensor.position].name
+        else:
+            maker = self.graph.ops[tensor.op]
+            what = f"{maker.kind} #{maker.index}"
+        return f"{kernel.kind} of {what} for {whom}{at} {shape}"

@@ -14,7 +14,8 @@ from autoshard.cost_models import COST_MODELS
 from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, wire_bytes
 from autoshard.errors import InfeasibleError, InputError
 from autoshard.graph import Graph, Op, extract
-from autoshard.memory import Copy, Footprint, footprint
+from autoshard.local import Decisions, localize
+from autoshard.memory import footprint
 from autoshard.plan import (
     BoundaryPlan,
     MemoryHolder,
@@ -174,7 +175,6 @@ class _Moves:
 
     reshards: tuple[ReshardPlan, ...]
     collectives: tuple[PlannedCollective, ...]
-    copies: tuple[Copy, ...]
     slice_s: float
 
 
@@ -192,11 +192,13 @@ def interpret(
     moves = _moves(graph, priced, mesh, ops, sharding, final)
     reductions = tuple(_reductions(graph, priced, mesh, model, choices))
     collectives = (*reductions, *moves.collectives)
-    local = {
-        v.id: _local_bytes(v.nbytes, sharding.get(v.alias, replicated(len(v.shape))), mesh)
-        for v in graph.values
-    }
-    memory = footprint(graph, priced.fusion, local, moves.copies)
+    decisions = Decisions(
+        ops={op.index: op for op in ops},
+        arguments=tuple(sharding[v] for v in graph.arguments),
+        results=final,
+        reshards=moves.reshards,
+    )
+    memory = footprint(graph, localize(graph, mesh, decisions), model.compiler)
     compute_s = sum(op.seconds * op.trips for op in ops) + moves.slice_s
     communication_s = sum(c.seconds * c.trips for c in collectives)
     return Plan(
@@ -218,7 +220,7 @@ def interpret(
             communication_s=communication_s,
             step_s=compute_s + communication_s,
         ),
-        memory=tuple(MemoryPoint(i, b) for i, b in enumerate(memory.timeline)),
+        memory=tuple(MemoryPoint(op, b) for op, b in memory.timeline),
         holders=tuple(MemoryHolder(n, b) for n, b in memory.holders),
         solver=SolverReport("", "", 0.0, 0.0, 0, 0, 0.0),
         memory_limit=None,
@@ -370,7 +372,6 @@ def _moves(
     by_index = {op.index: op for op in ops}
     reshards, collectives, slice_s = [], [], 0.0
     available: dict[tuple[int, tuple[int, int]], set[Sharding]] = {}
-    held: dict[tuple[int, tuple[int, int], Sharding], Copy] = {}
     for read in reads(graph):
         if read.value not in sharding:
             continue
@@ -388,18 +389,13 @@ def _moves(
                 read.value, read.block, read.op, source, tuple(s.target for s in steps), read.trips
             )
         )
-        copy = held.get((*where, wanted))
-        name = f"copy of {_value_name(graph, read.value)}"
-        size = _local_bytes(tensor.nbytes, wanted, mesh)
-        start = copy.start if copy else read.op
-        held[(*where, wanted)] = Copy(name, size, min(start, read.op), max(start, read.op))
         for step in steps[reached:]:
             known.add(step.target)
             if step.kind == "slice":
                 slice_s += step.seconds * read.trips
             else:
                 collectives.append(_moved(graph, mesh, read, step, tensor.dtype))
-    return _Moves(tuple(reshards), tuple(collectives), tuple(held.values()), slice_s)
+    return _Moves(tuple(reshards), tuple(collectives), slice_s)
 
 
 def _moved(graph: Graph, mesh: MeshShape, read: Read, step: Step, dtype: str) -> PlannedCollective:
@@ -513,6 +509,3 @@ def _result_boundaries(
             )
         )
     return tuple(rows)
-
-
-__all__ = ["Footprint", "interpret", "plan_module"]

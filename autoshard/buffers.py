@@ -1,0 +1,388 @@
+"""Which values of a device's program get a buffer, and what each op then reads from memory.
+
+Elementwise work fuses into what reads it; products, reductions, loops and collectives read and
+write memory. The rules were found by comparing programs before and after XLA:CPU's passes (jaxlib
+0.10.2); other compilers fuse by the same ones here, without XLA:CPU's copies for products and
+collectives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from autoshard.cost_models.protocol import Compiler
+from autoshard.local import LOCAL_VIEWS, DotSide, LocalBlock, LocalOp, LocalValue
+
+ELEMENTWISE = frozenset(
+    [
+        "abs",
+        "add",
+        "and",
+        "atan2",
+        "bitcast_convert",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "compare",
+        "complex",
+        "convert",
+        "cosine",
+        "divide",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exponential",
+        "exponential_minus_one",
+        "floor",
+        "imag",
+        "is_finite",
+        "is_inf",
+        "lgamma",
+        "digamma",
+        "log",
+        "log_plus_one",
+        "logistic",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "popcnt",
+        "power",
+        "real",
+        "remainder",
+        "round_nearest_afz",
+        "round_nearest_even",
+        "rsqrt",
+        "select",
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "sign",
+        "sine",
+        "sinh",
+        "sqrt",
+        "square",
+        "subtract",
+        "tan",
+        "tanh",
+        "xor",
+        "asin",
+        "acos",
+        "atan",
+    ]
+)
+"""Kinds of op whose result has an operand's shape and can take its place in memory."""
+
+MOVES = frozenset(
+    [
+        "broadcast_in_dim",
+        "transpose",
+        "slice",
+        "dynamic_slice",
+        "pad",
+        "concatenate",
+        "reverse",
+        "gather",
+    ]
+)
+"""Kinds of op that only pick or repeat elements."""
+
+EXPENSIVE = frozenset(
+    [
+        "tanh",
+        "exponential",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "power",
+        "divide",
+        "logistic",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "gather",
+        "exponential_minus_one",
+        "log_plus_one",
+        "cosine",
+        "sine",
+        "tan",
+        "cbrt",
+        "atan2",
+        "lgamma",
+        "digamma",
+    ]
+)
+"""Kinds that are computed once and kept when several ops read them; others are computed again."""
+
+MATERIAL_KINDS = frozenset({"constant", "iota", "partition_id"})
+"""Kinds whose results take no memory that is counted."""
+
+FUSIBLE = ELEMENTWISE | MOVES
+
+COLLECTIVES = frozenset({"all_gather", "all_reduce", "all_to_all", "permute", "reduce_scatter"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Something that runs at one time and writes buffers.
+
+    Attributes:
+        kind: Kind of the op at its root; ``copy`` for an operand that a product wants in order.
+        outputs: Values it writes.
+        reads: Values it reads from memory, and whether each reaches the result element by element,
+            so that the result can be written over it.
+        op: The op at its root; None for a copy.
+        source: Index of the graph's op.
+    """
+
+    kind: str
+    outputs: tuple[int, ...]
+    reads: dict[int, bool]
+    op: LocalOp | None
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A block as kernels.
+
+    Attributes:
+        kernels: In program order.
+        root: The value in whose buffer a value is, where that is another one.
+        materials: Values that take no memory: constants.
+        returned: Per value that the block gives back, the buffer it is in; None for a constant.
+    """
+
+    kernels: tuple[Kernel, ...]
+    root: dict[int, int]
+    materials: frozenset[int]
+    returned: tuple[int | None, ...]
+
+
+def kernels(block: LocalBlock, values: list[LocalValue], compiler: Compiler) -> Kernels:
+    """Fuse a block.
+
+    Args:
+        block: The block.
+        values: All values of the program; copies that the compiler makes are added.
+        compiler: Whose rules apply.
+    """
+    return _Fuser(block, values, compiler).run()
+
+
+def in_post_order(block: LocalBlock) -> tuple[LocalOp, ...]:
+    """The ops that the results need, as XLA orders them: after their operands, depth first."""
+    maker = {v: op for op in block.ops for v in op.outputs}
+    found: dict[int, LocalOp] = {}
+    for end in block.returned:
+        if end not in maker:
+            continue
+        stack: list[tuple[LocalOp, int]] = [(maker[end], 0)]
+        while stack:
+            op, position = stack.pop()
+            if op.outputs[0] in found:
+                continue
+            waiting = None
+            while position < len(op.inputs) and waiting is None:
+                value = op.inputs[position]
+                position += 1
+                if value in maker and maker[value].outputs[0] not in found:
+                    waiting = maker[value]
+            if waiting is None:
+                found[op.outputs[0]] = op
+            else:
+                stack += [(op, position), (waiting, 0)]
+    return tuple(found.values())
+
+
+def needs_copy(shape: tuple[int, ...], side: DotSide, is_lhs: bool) -> bool:
+    """Whether XLA:CPU copies a product's operand into another order of dimensions.
+
+    Dimensions of size 1 aside, the left one must read batch, free, contracting, the right one
+    batch, contracting, free; without batch, any matrix will do.
+    """
+    dims = [d for d in range(len(shape)) if shape[d] != 1]
+    batch = [d for d in side.batch if d in dims]
+    summed = [d for d in side.contracting if d in dims]
+    free = [d for d in dims if d not in batch and d not in summed]
+    if not batch and len(summed) <= 1 and len(free) <= 1:
+        return False
+    return dims != batch + (free + summed if is_lhs else summed + free)
+
+
+class _Fuser:
+    def __init__(self, block: LocalBlock, values: list[LocalValue], compiler: Compiler) -> None:
+        self.block, self.values, self.cpu = block, values, compiler == "cpu"
+        self.maker: dict[int, LocalOp] = {}
+        self.root: dict[int, int] = {}
+        self.reshaped: set[int] = set()
+        # Per buffer, how each op reads it: "hard" from memory, "loose" from memory in another
+        # shape, "copy" after a copy, "reduce" by a reduction, "soft" by an op that fuses.
+        self.users: dict[int, list[tuple[LocalOp | None, str]]] = {}
+        self.reads: dict[int, dict[int, bool]] = {}
+        self.known: dict[int, bool] = {}
+
+    def run(self) -> Kernels:
+        ops = in_post_order(self.block) if self.cpu else _needed(self.block)
+        if self.cpu:
+            ops = tuple(self._with_transposes(ops))
+        for op in ops:
+            for value in op.outputs:
+                self.maker[value] = op
+            if op.kind in LOCAL_VIEWS:
+                self.root[op.outputs[0]] = self._root(op.inputs[0])
+                if op.kind == "reshape" or op.inputs[0] in self.reshaped:
+                    self.reshaped.add(op.outputs[0])
+        for op in ops:
+            if op.kind in LOCAL_VIEWS:
+                continue
+            for position, value in enumerate(op.inputs):
+                how = self._how(op, position)
+                self.users.setdefault(self._root(value), []).append((op, how))
+        for value in self.block.returned:
+            self.users.setdefault(self._root(value), []).append((None, "hard"))
+        found: list[Kernel] = []
+        copies: dict[object, int] = {}
+        for op in ops:
+            if op.kind in MATERIAL_KINDS or op.kind in LOCAL_VIEWS:
+                continue
+            reads = self._reads(op, copies, found)
+            if op.kind in FUSIBLE:
+                self.reads[op.outputs[0]] = reads
+                if not self.has_buffer(op):
+                    continue
+            found.append(Kernel(op.kind, op.outputs, reads, op, op.op))
+        returned = tuple(
+            None if self._is_material(self._root(v)) else self._root(v) for v in self.block.returned
+        )
+        materials = frozenset(v for v in self.maker if self._is_material(v))
+        return Kernels(tuple(found), self.root, materials, returned)
+
+    def _root(self, value: int) -> int:
+        return self.root.get(value, value)
+
+    def _is_material(self, value: int) -> bool:
+        return value in self.maker and self.maker[value].kind in MATERIAL_KINDS
+
+    def _with_transposes(self, ops: Iterable[LocalOp]) -> Iterable[LocalOp]:
+        """XLA:CPU wants the dimension of a collective outermost, and puts the result back."""
+        for op in ops:
+            gathered = op.kind in ("all_gather", "reduce_scatter")
+            shape = self.values[op.outputs[0]].shape
+            if not (gathered and math.prod(shape[: op.dim]) > 1) and op.kind != "all_to_all":
+                yield op
+                continue
+            before, raw = self._like(op.inputs[0]), self._like(op.outputs[0])
+            yield LocalOp("transpose", op.inputs, (before,), op.op)
+            yield replace(op, inputs=(before,), outputs=(raw,))
+            yield LocalOp("transpose", (raw,), op.outputs, op.op)
+
+    def _like(self, value: int) -> int:
+        self.values.append(self.values[value])
+        return len(self.values) - 1
+
+    def _how(self, op: LocalOp, position: int) -> str:
+        value = op.inputs[position]
+        if op.kind in FUSIBLE or (op.kind == "dynamic_update_slice" and position):
+            return "soft"
+        if op.kind == "reduce":
+            return "reduce"
+        if op.sides is not None and self.cpu:
+            side, shape = op.sides[position], self.values[value].shape
+            if needs_copy(shape, side, position == 0):
+                return "copy"
+            if len(shape) != (1 if side.batch else 0) + 2:
+                return "loose"
+        return "loose" if value in self.reshaped else "hard"
+
+    def has_buffer(self, op: LocalOp) -> bool:
+        """Whether the result of a fusible op is written to memory."""
+        value = op.outputs[0]
+        if value not in self.known:
+            self.known[value] = self._decide(op, value)
+        return self.known[value]
+
+    def _decide(self, op: LocalOp, value: int) -> bool:
+        users = self.users.get(value, [])
+        count = len({id(user) for user, _ in users})
+        if any(how in ("hard", "loose") for _, how in users):
+            return True
+        if count <= 1:
+            return False
+        if any(how == "reduce" for _, how in users) and op.kind != "broadcast_in_dim":
+            return True
+        if op.kind in EXPENSIVE:
+            return True
+        gathering = any(u is not None and u.kind in ("concatenate", "gather") for u, _ in users)
+        return gathering and len(self._large(op)) > 1
+
+    def _large(self, op: LocalOp) -> set[int]:
+        nbytes = self.values[op.outputs[0]].nbytes
+        return {
+            v
+            for v in map(self._root, op.inputs)
+            if v not in self.maker
+            or (
+                self.maker[v].kind not in MATERIAL_KINDS | {"broadcast_in_dim"}
+                and self.values[v].nbytes >= nbytes
+            )
+        }
+
+    def _is_cheap(self, op: LocalOp) -> bool:
+        """Whether ops that fuse compute it again although it has a buffer."""
+        if op.kind not in FUSIBLE:
+            return False
+        if op.kind in EXPENSIVE and not (op.kind == "divide" and self._is_spread(op.inputs[1])):
+            return False
+        if not any(how in ("hard", "reduce") for _, how in self.users[op.outputs[0]]):
+            return True
+        return sum(not self._is_spread(v) for v in {*map(self._root, op.inputs)}) <= 1
+
+    def _is_spread(self, value: int) -> bool:
+        maker = self.maker.get(self._root(value))
+        return maker is not None and maker.kind in MATERIAL_KINDS | {"broadcast_in_dim"}
+
+    def _through(self, value: int, soft: bool) -> dict[int, bool]:
+        """The buffers that are read where ``value`` is."""
+        op = self.maker.get(value)
+        if op is None:
+            return {value: True}
+        if op.kind in MATERIAL_KINDS:
+            return {}
+        if op.kind in FUSIBLE and (not self.has_buffer(op) or (soft and self._is_cheap(op))):
+            return self.reads[value]
+        return {value: True}
+
+    def _reads(
+        self, op: LocalOp, copies: dict[object, int], found: list[Kernel]
+    ) -> dict[int, bool]:
+        reads: dict[int, bool] = {}
+        elementwise = op.kind in ELEMENTWISE
+        nbytes = self.values[op.outputs[0]].nbytes
+        for position, value in enumerate(op.inputs):
+            root = self._root(value)
+            if self._how(op, position) == "copy":
+                assert op.sides is not None
+                key = (root, op.sides[position], position)
+                if key not in copies:
+                    copies[key] = self._like(root)
+                    within = dict.fromkeys(self._through(root, soft=True), False)
+                    found.append(Kernel("copy", (copies[key],), within, None, op.op))
+                reads[copies[key]] = False
+                continue
+            for read, same in self._through(root, op.kind in FUSIBLE).items():
+                same = same and elementwise and self.values[read].nbytes == nbytes
+                if op.kind == "dynamic_update_slice":
+                    same = position == 0
+                reads[read] = reads.get(read, True) and same
+        return reads
+
+
+def _needed(block: LocalBlock) -> tuple[LocalOp, ...]:
+    """The ops that the results need, in program order."""
+    kept = {op.outputs[0] for op in in_post_order(block)}
+    return tuple(op for op in block.ops if op.outputs and op.outputs[0] in kept)
