@@ -371,7 +371,7 @@ def _moves(
 ) -> _Moves:
     by_index = {op.index: op for op in ops}
     reshards, collectives, slice_s = [], [], 0.0
-    available: dict[tuple[int, tuple[int, int]], set[Sharding]] = {}
+    available: dict[tuple[int, Sharding | None, tuple[int, int]], set[Sharding]] = {}
     for read in reads(graph):
         if read.value not in sharding:
             continue
@@ -381,8 +381,10 @@ def _moves(
             continue
         tensor = graph.values[read.value]
         steps = priced.resharder.path(tensor.shape, tensor.nbytes, source, wanted)
-        where = (read.value, read.block)
-        known = available.setdefault(where, {source})
+        anew = source if graph.values[read.origin].free else None  # made anew in each sharding
+        where = (read.origin, anew, read.block)
+        known = available.setdefault(where, {sharding.get(read.origin, source)})
+        known.add(source)
         reached = max((i + 1 for i, s in enumerate(steps) if s.target in known), default=0)
         reshards.append(
             ReshardPlan(

@@ -21,6 +21,7 @@ from autoshard.fusion import Fusion, fuse
 from autoshard.graph import Graph, Op
 from autoshard.problem import FORBIDDEN, Problem
 from autoshard.program import REGION_OPS
+from autoshard.reads import place
 from autoshard.reshard import Resharder, layouts
 from autoshard.shardings import MeshShape, Sharding, divides
 from autoshard.strategies import Enumerator, Strategies
@@ -300,17 +301,21 @@ class _Builder:
                 for value, wanted in zip(op.operands, node.strategies.operands, strict=True):
                     if (value, id(wanted)) not in seen:
                         seen.add((value, id(wanted)))
+                        block, trips, _ = place(graph, value, (op.parent, op.region), op.trips)
                         product = op.kind in ("dot_general", "convolution")
-                        hub = self.hubs.get((value, (op.parent, op.region))) if product else None
-                        self._edge(value, number, wanted, op.trips, hub)
+                        hub = self.hubs.get((value, block)) if product else None
+                        self._edge(value, number, wanted, trips, hub)
             elif node.kind == "carried" and graph.ops[node.op].name in REGION_OPS:
                 op = graph.ops[node.op]
                 position = op.results.index(node.values[0])
                 wanted = node.layouts[0]
                 if op.name == "stablehlo.while":
                     self._edge(op.operands[position], number, wanted, op.trips)
-                for region in op.returned:
-                    self._edge(region[position], number, wanted, op.body_trips)
+                first = 1 if op.name == "stablehlo.while" else 0
+                for region, returned in enumerate(op.returned):
+                    value, inside = returned[position], (op.index, region + first)
+                    _, trips, _ = place(graph, value, inside, op.body_trips)
+                    self._edge(value, number, wanted, trips)
         for a, r in graph.ties:
             number, _ = self.maker[graph.arguments[a]]
             self._edge(graph.results[r], number, self.nodes[number].layouts[0], 1)
@@ -334,13 +339,14 @@ class _Builder:
         original, is never dearer than this.
         """
         graph = self.graph
-        readers: dict[tuple[int, tuple[int, int]], set[int]] = {}
+        readers: dict[tuple[int, tuple[int, int], int], set[int]] = {}
         for op in graph.ops:
             if op.kind in ("dot_general", "convolution"):
                 for value in op.operands:
                     if graph.values[value].shape and self.maker[value][0] >= 0:
-                        readers.setdefault((value, (op.parent, op.region)), set()).add(op.index)
-        for (value, block), ops in readers.items():
+                        block, trips, _ = place(graph, value, (op.parent, op.region), op.trips)
+                        readers.setdefault((value, block, trips), set()).add(op.index)
+        for (value, block, trips), ops in readers.items():
             number, _ = self.maker[value]
             if len(ops) < 2 or len(self.nodes[number]) == 1:
                 continue
@@ -348,7 +354,7 @@ class _Builder:
             zeros = np.zeros(len(ids))
             hub = len(self.nodes)
             self.nodes.append(Node("hub", min(ops), (), (ids,), None, zeros, zeros))
-            self._edge(value, hub, ids, graph.ops[min(ops)].trips)
+            self._edge(value, hub, ids, trips)
             self.hubs[(value, block)] = hub
 
     def _edge(

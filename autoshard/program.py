@@ -278,22 +278,26 @@ def _without(operation: ir.Operation, gone: set[int]) -> ir.Operation:
     return new
 
 
-def carry_captures(block: ir.Block) -> None:
+def carry_captures(block: ir.Block, *, constrain: bool = False) -> None:
     """Turn values that a loop reads from outside into values it carries unchanged.
 
     Then every value has one sharding inside a loop, decided where it enters. Constants stay where
     they are: they are made anew wherever they are read.
+
+    Args:
+        block: Where to look for loops.
+        constrain: Whether what comes out of a sharding constraint gets the same one in the loop.
     """
     for op in list(block.operations):
         operation = op.operation
         if operation.name not in REGION_OPS:
             continue
         for region in operation.regions:
-            carry_captures(region.blocks[0])
+            carry_captures(region.blocks[0], constrain=constrain)
         if operation.name == "stablehlo.while":
             captured = _captures(operation)
             if captured:
-                _with_operands(operation, captured)
+                _with_operands(operation, captured, constrain)
 
 
 def _captures(loop: ir.Operation) -> list[Value]:
@@ -330,7 +334,7 @@ def _is_constant(value: Value, depth: int = 1) -> bool:
     return all(_is_constant(operand, depth + 1) for operand in owner.operands)
 
 
-def _with_operands(loop: ir.Operation, captured: list[Value]) -> None:
+def _with_operands(loop: ir.Operation, captured: list[Value], constrain: bool) -> None:
     """Replace ``loop`` by one that carries ``captured`` as well."""
     kept = len(loop.results)
     new = ir.Operation.create(
@@ -350,6 +354,9 @@ def _with_operands(loop: ir.Operation, captured: list[Value]) -> None:
             for position, operand in enumerate(operation.operands):
                 if operand in inside:
                     operation.operands[position] = inside[operand]
+        if constrain:
+            for value, argument in inside.items():
+                _constrain_like(value, argument)
         if number == 1:
             end = terminator(block)
             with ir.InsertionPoint(end):
@@ -359,6 +366,17 @@ def _with_operands(loop: ir.Operation, captured: list[Value]) -> None:
     for position in range(kept):
         loop.results[position].replace_all_uses_with(new.results[position])
     loop.erase()
+
+
+def _constrain_like(value: Value, argument: Value) -> None:
+    """Give a loop's argument the constraint that made the value it stands for."""
+    maker = value.owner
+    if isinstance(maker, ir.Block) or maker.name != "sdy.sharding_constraint":
+        return
+    first = argument.owner.operations[0]
+    same = maker.clone(ir.InsertionPoint(first)).operation
+    argument.replace_all_uses_with(same.results[0])
+    same.operands[0] = argument
 
 
 def _names(operation: ir.Operation) -> list[str]:

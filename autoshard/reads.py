@@ -18,8 +18,10 @@ class Read:
             the end of the program.
         position: Which operand, returned value or result it is.
         returned: Whether it is given back by a region (or by the program) rather than an operand.
-        block: (op that holds this place, region), (-1, 0) at the top.
-        trips: How often it happens in one call.
+        block: Where a reshard for it is made: (op that holds the place, region), (-1, 0) at the top.
+            A loop's body does not reshard what never changes in it: that is done before the loop.
+        trips: How often such a reshard happens in one call.
+        origin: Id of the value that is resharded there: ``value``, or what a loop starts it from.
     """
 
     value: int
@@ -28,6 +30,7 @@ class Read:
     returned: bool
     block: tuple[int, int]
     trips: int
+    origin: int
 
 
 def reads(graph: Graph) -> tuple[Read, ...]:
@@ -37,7 +40,7 @@ def reads(graph: Graph) -> tuple[Read, ...]:
         children.setdefault((op.parent, op.region), []).append(op)
     found = list(_block(graph, (-1, 0), children))
     end = len(graph.ops)
-    found += [Read(v, end, r, True, (-1, 0), 1) for r, v in enumerate(graph.results)]
+    found += [Read(v, end, r, True, (-1, 0), 1, v) for r, v in enumerate(graph.results)]
     return tuple(found)
 
 
@@ -46,7 +49,7 @@ def _block(
 ) -> Iterator[Read]:
     for op in children.get(block, ()):
         for position, value in enumerate(op.operands):
-            yield Read(value, op.index, position, False, block, op.trips)
+            yield Read(value, op.index, position, False, *place(graph, value, block, op.trips))
         first = 1 if op.name == "stablehlo.while" else 0
         if first:
             yield from _block(graph, (op.index, 0), children)
@@ -54,4 +57,25 @@ def _block(
             inside = (op.index, number + first)
             yield from _block(graph, inside, children)
             for position, value in enumerate(returned):
-                yield Read(value, op.index, position, True, inside, op.body_trips)
+                yield Read(
+                    value, op.index, position, True, *place(graph, value, inside, op.body_trips)
+                )
+
+
+def place(
+    graph: Graph, value: int, block: tuple[int, int], trips: int
+) -> tuple[tuple[int, int], int, int]:
+    """Where a value that is read in ``block`` is resharded, how often in one call, and from what.
+
+    That is in ``block``, except for what a loop carries unchanged: it is resharded before the loop
+    (or before the outermost of several loops), and the loop carries the outcome.
+    """
+    while block[0] >= 0 and block[1] == 1:
+        loop = graph.ops[block[0]]
+        if loop.name != "stablehlo.while" or value not in loop.results:
+            break
+        position = loop.results.index(value)
+        if loop.returned[0][position] != value:
+            break
+        block, trips, value = (loop.parent, loop.region), loop.trips, loop.operands[position]
+    return block, trips, value

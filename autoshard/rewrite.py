@@ -17,7 +17,15 @@ from jax.extend.mlir.dialects import sdy
 from autoshard.errors import PlanMismatchError
 from autoshard.graph import MATERIALS, add_rules, read_rule
 from autoshard.plan import OpPlan, Plan
-from autoshard.program import REGION_OPS, TERMINATORS, main_block, normalize, terminator, walk
+from autoshard.program import (
+    REGION_OPS,
+    TERMINATORS,
+    carry_captures,
+    main_block,
+    normalize,
+    terminator,
+    walk,
+)
 from autoshard.shardings import Sharding
 
 Value: TypeAlias = "ir.Value[Any]"
@@ -42,6 +50,7 @@ def rewrite(module: ir.Module, plan: Plan) -> None:
         writer.program(main_block(module))
         if writer.index != writer.count:
             raise _mismatch(f"it has {writer.index} ops, the plan {writer.count}")
+        carry_captures(main_block(module), constrain=True)
         for _, _, operation in walk(main_block(module)):
             if "sdy.sharding_rule" in operation.attributes:
                 del operation.attributes["sdy.sharding_rule"]
@@ -61,6 +70,8 @@ class _Writer:
         self.shardings: dict[Value, Sharding] = {}
         self.free: dict[Value, bool] = {}
         self.made: dict[tuple[Value, ir.Block, Sharding], Value] = {}
+        self.roots: dict[Value, Value] = {}  # of a resharded value, what it was made from
+        self.unchanged: dict[Value, tuple[Value, ir.Operation]] = {}  # what enters, and the loop
         self.attributes: dict[Sharding, ir.Attribute] = {}
         self.chains = {(r.value, r.chain[-1]): r.chain for r in plan.reshards}
         self.numbers: dict[Value, int] = {}
@@ -118,11 +129,19 @@ class _Writer:
             block = region.blocks[0]
             operations = _planned(block)
             if is_loop:
+                inside = []
                 for argument, value, sharding in zip(
-                    block.arguments, operation.results, plan.results, strict=True
+                    list(block.arguments), operation.results, plan.results, strict=True
                 ):
                     self.numbers[argument] = self.numbers[value]
-                    self._constrain(argument, sharding, None)
+                    inside.append(self._constrain(argument, sharding, None))
+                if number == 1:
+                    returned = terminator(block).operands
+                    for value, outside, end in zip(
+                        inside, operation.operands, returned, strict=True
+                    ):
+                        if value == end:
+                            self.unchanged[value] = outside, operation
             returned = None if is_loop and number == 0 else plan.results
             self._block(block, operations, returned)
 
@@ -138,15 +157,32 @@ class _Writer:
             return
         if self.shardings[value] == wanted:
             return
-        block = reader.block
-        if (value, block, wanted) not in self.made:
-            current = value
-            for step in self._chain(value, wanted):
-                key = (value, block, step)
-                if key not in self.made:
-                    self.made[key] = self._step(current, step, reader)
-                current = self.made[key]
-        reader.operands[position] = self.made[(value, block, wanted)]
+        current, before = self._place(value, reader)
+        root = self.roots.get(current, current)
+        for step in self._chain(value, wanted):
+            key = (root, before.block, step)
+            if self.shardings.get(root) == step:
+                self.made[key] = root
+            if key not in self.made:
+                self.made[key] = self._step(current, step, before)
+                self.roots[self.made[key]] = root
+            current = self.made[key]
+        reader.operands[position] = current
+
+    def _place(self, value: Value, reader: ir.Operation) -> tuple[Value, ir.Operation]:
+        """The value to reshard for ``reader``, and the op before which to do it.
+
+        What a loop carries unchanged is resharded before the loop (see :mod:`autoshard.reads`).
+        """
+        before = reader
+        while True:
+            loop = self.unchanged.get(value)
+            if loop is not None and loop[1].regions[1].blocks[0] == before.block:
+                value, before = loop
+            elif value in self.roots and _maker(value).block != before.block:
+                before = before.parent.operation  # the value is made before an outer loop
+            else:
+                return value, before
 
     def _chain(self, value: Value, wanted: Sharding) -> tuple[Sharding, ...]:
         chain = self.chains.get((self.numbers[value], wanted))
@@ -210,6 +246,10 @@ class _Writer:
         if sharding not in self.attributes:
             self.attributes[sharding] = ir.Attribute.parse(f"#sdy.sharding{self._text(sharding)}")
         return self.attributes[sharding]
+
+
+def _maker(value: Value) -> ir.Operation:
+    return cast(ir.Operation, value.owner.operation)
 
 
 def _planned(block: ir.Block) -> list[ir.Operation]:
