@@ -126,6 +126,14 @@ FUSIBLE = ELEMENTWISE | MOVES
 COLLECTIVES = frozenset({"all_gather", "all_reduce", "all_to_all", "permute", "reduce_scatter"})
 
 
+WINDOW = 32
+"""XLA:CPU reduces a dimension longer than this in two passes if the operand is small."""
+
+LARGE = 4096
+"""From this many elements on XLA:CPU has a reduction done by a library, which multiplies on the way
+but computes nothing else."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Something that runs at one time and writes buffers.
@@ -214,6 +222,10 @@ def needs_copy(shape: tuple[int, ...], side: DotSide, is_lhs: bool) -> bool:
     return dims != batch + (free + summed if is_lhs else summed + free)
 
 
+def _is_large(value: LocalValue) -> bool:
+    return math.prod(value.shape) >= LARGE and value.dtype[0] in "bf"
+
+
 class _Fuser:
     def __init__(self, block: LocalBlock, values: list[LocalValue], compiler: Compiler) -> None:
         self.block, self.values, self.cpu = block, values, compiler == "cpu"
@@ -222,6 +234,7 @@ class _Fuser:
         self.reshaped: set[int] = set()
         # Per buffer, how each op reads it: "hard" from memory, "loose" from memory in another
         # shape, "copy" after a copy, "reduce" by a reduction, "soft" by an op that fuses.
+        self.readers: dict[int, set[int]] = {}  # by the first result of the reader, -1 for the end
         self.users: dict[int, list[tuple[LocalOp | None, str]]] = {}
         self.reads: dict[int, dict[int, bool]] = {}
         self.known: dict[int, bool] = {}
@@ -229,7 +242,7 @@ class _Fuser:
     def run(self) -> Kernels:
         ops = in_post_order(self.block) if self.cpu else _needed(self.block)
         if self.cpu:
-            ops = tuple(self._with_transposes(ops))
+            ops = tuple(self._with_windows(self._with_transposes(ops)))
         for op in ops:
             for value in op.outputs:
                 self.maker[value] = op
@@ -237,14 +250,20 @@ class _Fuser:
                 self.root[op.outputs[0]] = self._root(op.inputs[0])
                 if op.kind == "reshape" or op.inputs[0] in self.reshaped:
                     self.reshaped.add(op.outputs[0])
+        for value in self.block.returned:
+            self.users.setdefault(self._root(value), []).append((None, "hard"))
         for op in ops:
+            if op.kind not in LOCAL_VIEWS:
+                for value in op.inputs:
+                    self.readers.setdefault(self._root(value), set()).add(op.outputs[0])
+        for value in self.block.returned:
+            self.readers.setdefault(self._root(value), set()).add(-1)
+        for op in reversed(ops):
             if op.kind in LOCAL_VIEWS:
                 continue
             for position, value in enumerate(op.inputs):
                 how = self._how(op, position)
                 self.users.setdefault(self._root(value), []).append((op, how))
-        for value in self.block.returned:
-            self.users.setdefault(self._root(value), []).append((None, "hard"))
         found: list[Kernel] = []
         copies: dict[object, int] = {}
         for op in ops:
@@ -273,7 +292,7 @@ class _Fuser:
         for op in ops:
             gathered = op.kind in ("all_gather", "reduce_scatter")
             shape = self.values[op.outputs[0]].shape
-            if not (gathered and math.prod(shape[: op.dim]) > 1) and op.kind != "all_to_all":
+            if not (gathered and math.prod(shape[: op.dims[0]]) > 1) and op.kind != "all_to_all":
                 yield op
                 continue
             before, raw = self._like(op.inputs[0]), self._like(op.outputs[0])
@@ -281,23 +300,60 @@ class _Fuser:
             yield replace(op, inputs=(before,), outputs=(raw,))
             yield LocalOp("transpose", (raw,), op.outputs, op.op)
 
+    def _with_windows(self, ops: Iterable[LocalOp]) -> Iterable[LocalOp]:
+        """XLA:CPU reduces long dimensions of small operands in two passes."""
+        for op in ops:
+            here = self.values[op.inputs[0]] if op.kind == "reduce" else None
+            if here is None or len(op.outputs) > 1 or _is_large(here):
+                yield op
+                continue
+            shape = tuple(-(-n // WINDOW) if d in op.dims else n for d, n in enumerate(here.shape))
+            if all(here.shape[d] <= WINDOW for d in op.dims):
+                yield op
+                continue
+            first = self._like(op.inputs[0])
+            nbytes = here.nbytes * math.prod(shape) // math.prod(here.shape)
+            self.values[first] = replace(here, shape=shape, nbytes=nbytes)
+            yield LocalOp("reduce_window", op.inputs, (first,), op.op)
+            yield replace(op, inputs=(first, *op.inputs[1:]))
+
     def _like(self, value: int) -> int:
         self.values.append(self.values[value])
         return len(self.values) - 1
 
     def _how(self, op: LocalOp, position: int) -> str:
         value = op.inputs[position]
+        read = "loose" if value in self.reshaped else "hard"
+        if op.kind == "multiply" and self._is_summed(op):
+            alone = len(self.readers[self._root(value)]) == 1
+            within = self._is_product(value) or self._is_spread(value)
+            return "soft" if alone and within else read
         if op.kind in FUSIBLE or (op.kind == "dynamic_update_slice" and position):
             return "soft"
         if op.kind == "reduce":
-            return "reduce"
+            whole = self.cpu and _is_large(self.values[value]) and not self._is_product(value)
+            return read if whole else "reduce"
         if op.sides is not None and self.cpu:
             side, shape = op.sides[position], self.values[value].shape
             if needs_copy(shape, side, position == 0):
                 return "copy"
             if len(shape) != (1 if side.batch else 0) + 2:
                 return "loose"
-        return "loose" if value in self.reshaped else "hard"
+        return read
+
+    def _is_product(self, value: int) -> bool:
+        maker = self.maker.get(self._root(value))
+        return maker is not None and maker.kind == "multiply"
+
+    def _is_summed(self, op: LocalOp) -> bool:
+        """Whether a product is computed inside the large reduction that alone reads it."""
+        users = self.users.get(op.outputs[0], [])
+        if not self.cpu or len(self.readers[op.outputs[0]]) != 1:
+            return False
+        user, how = users[0]
+        if user is not None and user.kind == "multiply":
+            return how == "soft" and self._is_summed(user)
+        return user is not None and how == "reduce" and _is_large(self.values[user.inputs[0]])
 
     def has_buffer(self, op: LocalOp) -> bool:
         """Whether the result of a fusible op is written to memory."""
@@ -308,7 +364,7 @@ class _Fuser:
 
     def _decide(self, op: LocalOp, value: int) -> bool:
         users = self.users.get(value, [])
-        count = len({id(user) for user, _ in users})
+        count = len(self.readers.get(value, ()))
         if any(how in ("hard", "loose") for _, how in users):
             return True
         if count <= 1:
@@ -365,7 +421,8 @@ class _Fuser:
         nbytes = self.values[op.outputs[0]].nbytes
         for position, value in enumerate(op.inputs):
             root = self._root(value)
-            if self._how(op, position) == "copy":
+            how = self._how(op, position)
+            if how == "copy":
                 assert op.sides is not None
                 key = (root, op.sides[position], position)
                 if key not in copies:
@@ -374,7 +431,8 @@ class _Fuser:
                     found.append(Kernel("copy", (copies[key],), within, None, op.op))
                 reads[copies[key]] = False
                 continue
-            for read, same in self._through(root, op.kind in FUSIBLE).items():
+            fused = op.kind in FUSIBLE and how == "soft"
+            for read, same in self._through(root, fused).items():
                 same = same and elementwise and self.values[read].nbytes == nbytes
                 if op.kind == "dynamic_update_slice":
                     same = position == 0

@@ -61,7 +61,7 @@ class LocalOp:
         outputs: Positions of the values made.
         op: Index of the graph's op that it is, or that it serves.
         axes: Of a collective, the mesh axes it runs over.
-        dim: Of a gather, the dimension gathered; of an all-to-all, the one that it splits.
+        dims: Of a gather or scatter, its dimension; of a reduction, those reduced away.
         sides: Of a dot, what each operand is multiplied over.
         blocks: A loop's body, or the branches of a case.
     """
@@ -71,7 +71,7 @@ class LocalOp:
     outputs: tuple[int, ...]
     op: int
     axes: tuple[str, ...] = ()
-    dim: int = -1
+    dims: tuple[int, ...] = ()
     sides: tuple[DotSide, DotSide] | None = None
     blocks: tuple[LocalBlock, ...] = ()
 
@@ -219,14 +219,15 @@ class _Expander:
             return
         natural = partial or results
         outputs = tuple(self._name(v, s) for v, s in zip(op.results, natural, strict=True))
-        self.ops.append(LocalOp(op.kind, inputs, outputs, op.index, sides=self._sides(op)))
+        sides, dims = self._sides(op), _reduced(op)
+        self.ops.append(LocalOp(op.kind, inputs, outputs, op.index, dims=dims, sides=sides))
         for group in reduced:
-            kind, dim = "all_reduce", -1
+            kind, dims = "all_reduce", ()
             if partial is not None:
-                kind, dim = "reduce_scatter", _scattered(partial[0], results[0])
+                kind, dims = "reduce_scatter", (_scattered(partial[0], results[0]),)
             before = self.at[op.results[0]]
             after = self._name(op.results[0], results[0])
-            self.ops.append(LocalOp(kind, (before,), (after,), op.index, axes=group, dim=dim))
+            self.ops.append(LocalOp(kind, (before,), (after,), op.index, axes=group, dims=dims))
 
     def _plan(
         self, op: Op
@@ -289,7 +290,9 @@ class _Expander:
                 if (value, target) not in self.made:
                     kind, axes, dim = step_of(here, target)
                     after = self._new(tensor, target)
-                    self.ops.append(LocalOp(kind, (current,), (after,), reader, axes=axes, dim=dim))
+                    self.ops.append(
+                        LocalOp(kind, (current,), (after,), reader, axes=axes, dims=(dim,))
+                    )
                     self.made[(value, target)] = after
                 current, here = self.made[(value, target)], target
         return self.made[(value, wanted)]
@@ -333,6 +336,14 @@ def _captured(block: LocalBlock) -> tuple[int, ...]:
     inside = {*block.params, *(v for op in block.ops for v in op.outputs)}
     read = dict.fromkeys((*(v for op in block.ops for v in op.inputs), *block.returned))
     return tuple(v for v in read if v not in inside)
+
+
+def _reduced(op: Op) -> tuple[int, ...]:
+    """The dimensions that a reduction sums away."""
+    if op.kind != "reduce" or op.rule is None:
+        return ()
+    kept = {f for dim in op.rule.results[0] for f in dim}
+    return tuple(d for d, factors in enumerate(op.rule.operands[0]) if not kept & set(factors))
 
 
 def _scattered(partial: Sharding, result: Sharding) -> int:
