@@ -127,7 +127,7 @@ class PlannedCollective:
         axes: Mesh axes it runs over.
         devices: How many devices take part in a group.
         nbytes: Bytes on one device of the larger side, one execution.
-        trips: How often it runs in one call.
+        trips: How often it runs in one call; 0 in a branch that is not its conditional's costliest.
         seconds: Time of one execution [s].
         op: Index of the op it belongs to (the reader, or the maker of partial results).
         dtype: Element type moved.
@@ -152,7 +152,7 @@ class Predicted:
     """Totals of one call on one device, by our model.
 
     Attributes:
-        flops: Of dots and convolutions [FLOP].
+        flops: Of dots and convolutions [FLOP]; of a conditional's branches the costliest counts.
         hbm_bytes: Memory traffic [bytes].
         collective_bytes: Bytes one device sends in collectives.
         peak_bytes: Arguments + results + temporaries - aliased, at the worst moment [bytes].

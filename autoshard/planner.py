@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jax.extend.mlir import ir
 
+from autoshard.branches import Block, uncounted
 from autoshard.cost_models import COST_MODELS
 from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, wire_bytes
 from autoshard.errors import InfeasibleError, InputError
@@ -27,7 +28,15 @@ from autoshard.plan import (
     ReshardPlan,
     SolverReport,
 )
-from autoshard.pricing import Node, Priced, partial_bytes, price, total_seconds, work_of
+from autoshard.pricing import (
+    Node,
+    Priced,
+    matmul_sizes,
+    partial_bytes,
+    price,
+    total_seconds,
+    work_of,
+)
 from autoshard.program import Boundary, normalize
 from autoshard.reads import Read, reads
 from autoshard.reshard import Step, layouts
@@ -174,8 +183,8 @@ class _Moves:
     """What the reads of a program make necessary."""
 
     reshards: tuple[ReshardPlan, ...]
-    collectives: tuple[PlannedCollective, ...]
-    slice_s: float
+    collectives: tuple[tuple[Block, PlannedCollective], ...]
+    slices: tuple[tuple[Block, float], ...]
 
 
 def interpret(
@@ -188,10 +197,17 @@ def interpret(
         for op in graph.ops
         if (plan := _op_plan(graph, priced, mesh, model, choices, op, sharding)) is not None
     )
+    products = {
+        op.index: op.flops * op.trips for op in ops if _is_product(graph, priced, mesh, choices, op)
+    }
     final = _result_shardings(graph, mesh, sharding)
     moves = _moves(graph, priced, mesh, ops, sharding, final)
-    reductions = tuple(_reductions(graph, priced, mesh, model, choices))
-    collectives = (*reductions, *moves.collectives)
+    placed = [*_reductions(graph, priced, mesh, model, choices), *moves.collectives]
+    left_out = uncounted(graph, _weights(graph, products, placed))
+    collectives = tuple(replace(c, trips=0) if b in left_out else c for b, c in placed)
+    counted = [
+        op for op in ops if (graph.ops[op.index].parent, graph.ops[op.index].region) not in left_out
+    ]
     decisions = Decisions(
         ops={op.index: op for op in ops},
         arguments=tuple(sharding[v] for v in graph.arguments),
@@ -199,7 +215,8 @@ def interpret(
         reshards=moves.reshards,
     )
     memory = footprint(graph, localize(graph, mesh, decisions), model.compiler)
-    compute_s = sum(op.seconds * op.trips for op in ops) + moves.slice_s
+    compute_s = sum(op.seconds * op.trips for op in counted)
+    compute_s += sum(s for block, s in moves.slices if block not in left_out)
     communication_s = sum(c.seconds * c.trips for c in collectives)
     return Plan(
         mesh=mesh,
@@ -210,8 +227,8 @@ def interpret(
         reshards=moves.reshards,
         collectives=collectives,
         predicted=Predicted(
-            flops=sum(op.flops * op.trips for op in ops if _is_product(op.name)),
-            hbm_bytes=sum(op.hbm_bytes * op.trips for op in ops),
+            flops=sum(products.get(op.index, 0.0) for op in counted),
+            hbm_bytes=sum(op.hbm_bytes * op.trips for op in counted),
             collective_bytes=sum(
                 wire_bytes(c.kind, c.nbytes, c.devices) * c.trips for c in collectives
             ),
@@ -230,8 +247,43 @@ def interpret(
     )
 
 
-def _is_product(name: str) -> bool:
-    return name in ("stablehlo.dot_general", "stablehlo.convolution")
+def _is_product(
+    graph: Graph, priced: Priced, mesh: MeshShape, choices: Sequence[int], plan: OpPlan
+) -> bool:
+    """Whether XLA runs an op as a product.
+
+    A dot whose local operands are two vectors, or are not summed over, becomes a multiplication and
+    a sum (``AlgebraicSimplifier`` in XLA, seen in programs that jax 0.10.2 compiles for CPU).
+    """
+    if plan.name == "stablehlo.convolution":
+        return True
+    if plan.name != "stablehlo.dot_general":
+        return False
+    op = graph.ops[plan.index]
+    number = _op_node(priced, op)
+    strategies = None if number is None else priced.nodes[number].strategies
+    sizes = None if strategies is None else matmul_sizes(op, strategies, mesh)
+    if sizes is None or number is None:
+        return True
+    _, rows, columns, summed = sizes[choices[number]].tolist()
+    return bool(summed > 1 and (rows > 1 or columns > 1))
+
+
+def _weights(
+    graph: Graph,
+    products: dict[int, float],
+    collectives: Sequence[tuple[Block, PlannedCollective]],
+) -> dict[Block, tuple[float, float]]:
+    """(FLOP, bytes sent) of each block of the program."""
+    weights: dict[Block, tuple[float, float]] = {}
+    for index, amount in products.items():
+        block = graph.ops[index].parent, graph.ops[index].region
+        flops, sent = weights.get(block, (0.0, 0.0))
+        weights[block] = flops + amount, sent
+    for block, c in collectives:
+        flops, sent = weights.get(block, (0.0, 0.0))
+        weights[block] = flops, sent + wire_bytes(c.kind, c.nbytes, c.devices) * c.trips
+    return weights
 
 
 def _value_shardings(
@@ -370,7 +422,7 @@ def _moves(
     final: tuple[Sharding, ...],
 ) -> _Moves:
     by_index = {op.index: op for op in ops}
-    reshards, collectives, slice_s = [], [], 0.0
+    reshards, collectives, slices = [], [], []
     available: dict[tuple[int, Sharding | None, tuple[int, int]], set[Sharding]] = {}
     for read in reads(graph):
         if read.value not in sharding:
@@ -394,10 +446,11 @@ def _moves(
         for step in steps[reached:]:
             known.add(step.target)
             if step.kind == "slice":
-                slice_s += step.seconds * read.trips
+                slices.append((read.block, step.seconds * read.trips))
             else:
-                collectives.append(_moved(graph, mesh, read, step, tensor.dtype))
-    return _Moves(tuple(reshards), tuple(collectives), slice_s)
+                moved = _moved(graph, mesh, read, step, tensor.dtype)
+                collectives.append((read.block, moved))
+    return _Moves(tuple(reshards), tuple(collectives), tuple(slices))
 
 
 def _moved(graph: Graph, mesh: MeshShape, read: Read, step: Step, dtype: str) -> PlannedCollective:
@@ -441,7 +494,7 @@ def _wanted(
 
 def _reductions(
     graph: Graph, priced: Priced, mesh: MeshShape, model: CostModel, choices: Sequence[int]
-) -> list[PlannedCollective]:
+) -> list[tuple[Block, PlannedCollective]]:
     found = []
     for number, node in enumerate(priced.nodes):
         strategies, choice = node.strategies, choices[number]
@@ -452,20 +505,19 @@ def _reductions(
         kind: CollectiveKind = "reduce_scatter" if strategies.scattered[choice] else "all_reduce"
         for axes in strategies.reduced[choice]:
             named = tuple(MeshAxis(a, mesh.size((a,))) for a in axes)
-            found.append(
-                PlannedCollective(
-                    kind=kind,
-                    axes=axes,
-                    devices=mesh.size(axes),
-                    nbytes=size,
-                    trips=op.trips,
-                    seconds=float(model.collective_s(kind, np.array([size]), named)[0]),
-                    op=op.index,
-                    dtype=graph.values[op.results[0]].dtype,
-                    why=f"partial results of {op.kind} #{op.index}",
-                    source=op.source,
-                )
+            collective = PlannedCollective(
+                kind=kind,
+                axes=axes,
+                devices=mesh.size(axes),
+                nbytes=size,
+                trips=op.trips,
+                seconds=float(model.collective_s(kind, np.array([size]), named)[0]),
+                op=op.index,
+                dtype=graph.values[op.results[0]].dtype,
+                why=f"partial results of {op.kind} #{op.index}",
+                source=op.source,
             )
+            found.append(((op.parent, op.region), collective))
     return found
 
 

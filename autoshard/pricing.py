@@ -111,7 +111,7 @@ def work_of(graph: Graph, op: Op, strategies: Strategies, fusion: Fusion, mesh: 
             traffic = traffic + _written(graph, op) * local(value, ids)
     dtype = graph.values[op.operands[0] if op.operands else op.results[0]].dtype
     return Work(
-        op.name, dtype, op.flops / strategies.splits, traffic, _matmul(op, strategies, mesh)
+        op.name, dtype, op.flops / strategies.splits, traffic, matmul_sizes(op, strategies, mesh)
     )
 
 
@@ -132,7 +132,7 @@ def _written(graph: Graph, op: Op) -> float:
     return 1.0
 
 
-def _matmul(op: Op, strategies: Strategies, mesh: MeshShape) -> NDArray[np.int64] | None:
+def matmul_sizes(op: Op, strategies: Strategies, mesh: MeshShape) -> NDArray[np.int64] | None:
     """Local (batch, m, n, k) of a dot under each strategy."""
     rule = op.rule
     if op.name != "stablehlo.dot_general" or rule is None or not strategies.factor_axes[0]:

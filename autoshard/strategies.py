@@ -97,6 +97,7 @@ class Enumerator:
         if (
             rule is None
             or op.name in UNSPLIT
+            or any(0 in shape for shape in (*operand_shapes, *result_shapes))
             or not _same_ranks(rule, operand_shapes, result_shapes)
         ):
             return self._single(

@@ -235,7 +235,7 @@ def match_collectives(
         + f": {p.why}"
         for rest in left.values()
         for p in rest
-        if p.nbytes
+        if p.nbytes and p.trips
     ]
     return tuple(unnamed), tuple(absent)
 
