@@ -160,6 +160,25 @@ def step_of(source: Sharding, target: Sharding) -> tuple[StepKind, tuple[str, ..
     return "permute", tuple(sorted(axes)), changed[0] if changed else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A block under construction.
+
+    Attributes:
+        loop: The loop whose body it is; None for other blocks.
+        inits: What that loop starts from.
+        ops: Its ops so far.
+        made: (local value, sharding) -> that value resharded.
+        free: (free value of the graph, sharding) -> the local one.
+    """
+
+    loop: Op | None
+    inits: tuple[int, ...]
+    ops: list[LocalOp]
+    made: dict[tuple[int, Sharding], int]
+    free: dict[tuple[int, Sharding], int]
+
+
 class _Expander:
     def __init__(self, graph: Graph, mesh: MeshShape, decisions: Decisions | None) -> None:
         self.graph, self.mesh, self.decisions = graph, mesh, decisions
@@ -172,8 +191,10 @@ class _Expander:
         self.children: dict[tuple[int, int], list[Op]] = {}
         for op in graph.ops:
             self.children.setdefault((op.parent, op.region), []).append(op)
-        self.ops: list[LocalOp] = []
-        self.made: dict[tuple[int, Sharding], int] = {}
+        self.frames: list[_Frame] = []
+        self.roots: dict[int, int] = {}  # of a resharded value, what it was made from
+        self.homes: dict[int, int] = {}  # of a resharded value, the depth of the frame it is in
+        self.layouts: list[Sharding] = []  # per local value
 
     def program(self) -> LocalProgram:
         graph = self.graph
@@ -193,15 +214,20 @@ class _Expander:
         params: tuple[int, ...],
         returned: Sequence[int],
         wanted: Sequence[Sharding],
+        loop: tuple[Op, tuple[int, ...]] | None = None,
     ) -> LocalBlock:
-        outer, self.ops, self.made = (self.ops, self.made), [], {}
+        around, inits = loop if loop is not None else (None, ())
+        frame = _Frame(around, inits, [], {}, {})
+        self.frames.append(frame)
         for op in self.children.get(place, ()):
             self._op(op)
         end = len(self.graph.ops) if place[0] < 0 else place[0]
         back = tuple(self._read(v, s, end) for v, s in zip(returned, wanted, strict=True))
-        block = LocalBlock(params, tuple(self.ops), back)
-        self.ops, self.made = outer
-        return block
+        self.frames.pop()
+        return LocalBlock(params, tuple(frame.ops), back)
+
+    def _add(self, op: LocalOp) -> None:
+        self.frames[-1].ops.append(op)
 
     def _op(self, op: Op) -> None:
         if op.results and all(self.graph.values[v].free for v in op.results):
@@ -220,14 +246,14 @@ class _Expander:
         natural = partial or results
         outputs = tuple(self._name(v, s) for v, s in zip(op.results, natural, strict=True))
         sides, dims = self._sides(op), _reduced(op)
-        self.ops.append(LocalOp(op.kind, inputs, outputs, op.index, dims=dims, sides=sides))
+        self._add(LocalOp(op.kind, inputs, outputs, op.index, dims=dims, sides=sides))
         for group in reduced:
             kind, dims = "all_reduce", ()
             if partial is not None:
                 kind, dims = "reduce_scatter", (_scattered(partial[0], results[0]),)
             before = self.at[op.results[0]]
             after = self._name(op.results[0], results[0])
-            self.ops.append(LocalOp(kind, (before,), (after,), op.index, axes=group, dims=dims))
+            self._add(LocalOp(kind, (before,), (after,), op.index, axes=group, dims=dims))
 
     def _plan(
         self, op: Op
@@ -254,10 +280,11 @@ class _Expander:
             if is_loop:
                 params = tuple(self._name(v, s) for v, s in zip(op.results, results, strict=True))
             place = (op.index, number + is_loop)
-            blocks.append(self._block(place, params, returned, results))
+            loop = (op, inputs) if is_loop else None
+            blocks.append(self._block(place, params, returned, results, loop))
         outputs = tuple(self._name(v, s) for v, s in zip(op.results, results, strict=True))
         inputs += tuple(v for block in blocks for v in _captured(block) if v not in inputs)
-        self.ops.append(LocalOp(op.kind, inputs, outputs, op.index, blocks=tuple(blocks)))
+        self._add(LocalOp(op.kind, inputs, outputs, op.index, blocks=tuple(blocks)))
 
     def _whole(self, value: int) -> Sharding:
         return replicated(len(self.graph.values[value].shape))
@@ -268,6 +295,7 @@ class _Expander:
             shape = local_shape(shape, sharding, self.mesh)
             nbytes = -(-nbytes // self.mesh.size(a for dim in sharding for a in dim))
         self.values.append(LocalValue(shape, tensor.dtype, nbytes, tensor.id))
+        self.layouts.append(replicated(len(shape)) if sharding is None else sharding)
         return len(self.values) - 1
 
     def _name(self, value: int, sharding: Sharding | None) -> int:
@@ -281,26 +309,47 @@ class _Expander:
         tensor = self.graph.values[value]
         if tensor.free:
             return self._materialize(tensor, wanted, reader)
-        here = self.shardings[value]
-        if here == wanted:
+        if self.shardings[value] == wanted:
             return self.at[value]
-        if (value, wanted) not in self.made:
-            current = self.at[value]
-            for target in self.chains[(value, wanted)]:
-                if (value, target) not in self.made:
-                    kind, axes, dim = step_of(here, target)
-                    after = self._new(tensor, target)
-                    self.ops.append(
-                        LocalOp(kind, (current,), (after,), reader, axes=axes, dims=(dim,))
-                    )
-                    self.made[(value, target)] = after
-                current, here = self.made[(value, target)], target
-        return self.made[(value, wanted)]
+        current, depth = self._place(value)
+        root = self.roots.get(current, current)
+        frame = self.frames[depth]
+        for target in self.chains[(value, wanted)]:
+            key = (root, target)
+            if self.layouts[root] == target:
+                frame.made[key] = root
+            if key not in frame.made:
+                kind, axes, dim = step_of(self.layouts[current], target)
+                after = frame.made[key] = self._new(tensor, target)
+                self.roots[after], self.homes[after] = root, depth
+                frame.ops.append(
+                    LocalOp(kind, (current,), (after,), reader, axes=axes, dims=(dim,))
+                )
+            current = frame.made[key]
+        return current
+
+    def _place(self, value: int) -> tuple[int, int]:
+        """What to reshard for a reader of ``value`` here, and the depth of the frame to do it in.
+
+        What a loop carries unchanged is resharded before the loop (see :mod:`autoshard.reads`).
+        """
+        local, depth = self.at[value], len(self.frames) - 1
+        while True:
+            frame = self.frames[depth]
+            position = _unchanged(frame.loop, value)
+            if frame.loop is not None and position is not None:
+                value, local = frame.loop.operands[position], frame.inits[position]
+                depth -= 1
+            elif self.homes.get(local, depth) < depth:
+                depth -= 1
+            else:
+                return local, depth
 
     def _materialize(self, tensor: Tensor, wanted: Sharding, reader: int) -> int:
         """A free value made where it is read, in the sharding wanted there."""
+        made_here = self.frames[-1].free
         key = (tensor.id, wanted)
-        if key not in self.made:
+        if key not in made_here:
             maker = self.graph.ops[tensor.op]
             inputs = []
             for position, value in enumerate(maker.operands):
@@ -308,9 +357,9 @@ class _Expander:
                 sharding = _projected(maker, position, operand, wanted)
                 inputs.append(self._materialize(operand, sharding, reader))
             made = self._new(tensor, wanted)
-            self.ops.append(LocalOp(maker.kind, tuple(inputs), (made,), maker.index))
-            self.made[key] = made
-        return self.made[key]
+            self._add(LocalOp(maker.kind, tuple(inputs), (made,), maker.index))
+            made_here[key] = made
+        return made_here[key]
 
     def _sides(self, op: Op) -> tuple[DotSide, DotSide] | None:
         rule = op.rule
@@ -329,6 +378,14 @@ class _Expander:
             )
 
         return side(0), side(1)
+
+
+def _unchanged(loop: Op | None, value: int) -> int | None:
+    """Where a loop carries ``value`` if it gives it back as it is."""
+    if loop is None or value not in loop.results:
+        return None
+    position = loop.results.index(value)
+    return position if loop.returned[0][position] == value else None
 
 
 def _captured(block: LocalBlock) -> tuple[int, ...]:
