@@ -39,7 +39,7 @@ from autoshard.pricing import (
 )
 from autoshard.program import Boundary, normalize
 from autoshard.reads import Read, reads
-from autoshard.reshard import Step, layouts
+from autoshard.reshard import Step, layouts, sent_bytes
 from autoshard.shardings import MeshShape, Sharding, replicated
 from autoshard.solvers import SOLVERS, Progress, Solution, Solver, Status
 
@@ -162,7 +162,8 @@ def _infeasible(
         needed = least.predicted.peak_bytes
         held = [(h.name, h.nbytes) for h in least.holders[:5]]
     else:
-        assert solution is not None and solution.shortage is not None
+        assert solution is not None
+        assert solution.shortage is not None
         shortage = solution.shortage
         needed = max(solution.least_usage_limit, (limit or 0) + shortage.missing)
         held = [
@@ -432,7 +433,8 @@ def _moves(
         if wanted is None or wanted == source:
             continue
         tensor = graph.values[read.value]
-        steps = priced.resharder.path(tensor.shape, tensor.nbytes, source, wanted)
+        size = sent_bytes(tensor.nbytes, tensor.dtype, priced.resharder.model.compiler)
+        steps = priced.resharder.path(tensor.shape, size, source, wanted)
         anew = source if graph.values[read.origin].free else None  # made anew in each sharding
         where = (read.origin, anew, read.block)
         known = available.setdefault(where, {sharding.get(read.origin, source)})
@@ -501,7 +503,7 @@ def _reductions(
         if strategies is None or not strategies.reduced[choice]:
             continue
         op = graph.ops[node.op]
-        size = float(partial_bytes(graph, op, strategies, mesh)[choice])
+        size = float(partial_bytes(graph, op, strategies, mesh, model.compiler)[choice])
         kind: CollectiveKind = "reduce_scatter" if strategies.scattered[choice] else "all_reduce"
         for axes in strategies.reduced[choice]:
             named = tuple(MeshAxis(a, mesh.size((a,))) for a in axes)

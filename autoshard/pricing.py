@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from autoshard.cost_models.protocol import CostModel, MeshAxis, Work
 from autoshard.errors import InputError
 from autoshard.fusion import Fusion, fuse
-from autoshard.graph import Graph, Op
+from autoshard.graph import Graph, Op, Tensor
 from autoshard.problem import FORBIDDEN, Problem
 from autoshard.program import REGION_OPS
 from autoshard.reads import place
-from autoshard.reshard import Resharder, layouts
+from autoshard.reshard import Resharder, layouts, sent_bytes
 from autoshard.shardings import MeshShape, Sharding, divides
 from autoshard.strategies import Enumerator, Strategies
 
@@ -211,7 +211,6 @@ class _Builder:
         self, kind: Literal["argument", "carried"], op: int, value: int, pin: Sharding | None
     ) -> None:
         shape = self.graph.values[value].shape
-        table = layouts(len(shape), self.mesh)
         if pin is not None:
             ids = np.array([self._pinned(pin, value)], np.int64)
         else:
@@ -227,6 +226,9 @@ class _Builder:
             ids = np.flatnonzero(table.dividing(shape) & in_order).astype(np.int64)
             self.free_layouts[shape] = ids
         return self.free_layouts[shape]
+
+    def _sent(self, tensor: Tensor) -> int:
+        return sent_bytes(tensor.nbytes, tensor.dtype, self.model.compiler)
 
     def _in_order(self, sharding: Sharding) -> bool:
         return all(tuple(sorted(d, key=self.mesh.names.index)) == d for d in sharding)
@@ -274,7 +276,7 @@ class _Builder:
         seconds = np.zeros(len(strategies))
         if not any(strategies.reduced):
             return seconds
-        size = partial_bytes(self.graph, op, strategies, self.mesh)
+        size = partial_bytes(self.graph, op, strategies, self.mesh, self.model.compiler)
         for groups in set(strategies.reduced) - {()}:
             rows = np.array([r == groups for r in strategies.reduced])
             for group in groups:
@@ -326,7 +328,7 @@ class _Builder:
             if pin is None or r in tied or number < 0:
                 continue
             tensor = graph.values[value]
-            prices = self.resharder.seconds(tensor.shape, tensor.nbytes)
+            prices = self.resharder.seconds(tensor.shape, self._sent(tensor))
             cost = prices[self.nodes[number].layouts[position], self._pinned(pin, value)]
             self.extra[number] = self.extra.get(number, np.zeros(len(cost))) + cost
 
@@ -370,9 +372,9 @@ class _Builder:
         if number < 0 or number == reader or not tensor.shape:
             return
         made = self.nodes[number].layouts[position]
-        key = (id(made), id(wanted), tensor.shape, tensor.nbytes, trips)
+        key = (id(made), id(wanted), tensor.shape, self._sent(tensor), trips)
         if key not in self.known:
-            prices = self.resharder.seconds(tensor.shape, tensor.nbytes)
+            prices = self.resharder.seconds(tensor.shape, self._sent(tensor))
             self.known[key] = _whole(prices[np.ix_(made, wanted)] * trips)
         self.edges.append((number, reader))
         self.matrices.append(self.known[key])
@@ -423,7 +425,7 @@ class _Builder:
 
 
 def partial_bytes(
-    graph: Graph, op: Op, strategies: Strategies, mesh: MeshShape
+    graph: Graph, op: Op, strategies: Strategies, mesh: MeshShape, compiler: str
 ) -> NDArray[np.float64]:
     """Bytes on one device of the partial result before it is combined, ``[S]``."""
     tensor = graph.values[op.results[0]]
@@ -434,7 +436,8 @@ def partial_bytes(
             for groups, scattered in zip(strategies.reduced, strategies.scattered, strict=True)
         ]
     )
-    return np.asarray(tensor.nbytes / pieces * undo, np.float64)
+    size = sent_bytes(tensor.nbytes, tensor.dtype, compiler)
+    return np.asarray(size / pieces * undo, np.float64)
 
 
 def _whole(seconds: NDArray[np.float64]) -> NDArray[np.int64]:

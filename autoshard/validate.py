@@ -207,9 +207,9 @@ def match_collectives(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Pair compiled collectives with planned ones of the same kind, group size, trips and bytes.
 
-    XLA combines several all-reduces (or all-gathers) into one and widens small floats on CPU, so a
-    compiled collective may also be the sum of planned ones, at the same or at twice the bytes. The
-    group size of a permute is not compared: devices that keep their piece do not take part.
+    XLA combines several all-reduces (or all-gathers) into one, so a compiled collective may also be
+    the sum of planned ones. The group size of a permute is not compared: devices that keep their
+    piece do not take part.
 
     Returns:
         Descriptions of compiled collectives without a planned one, and the other way round.
@@ -220,7 +220,7 @@ def match_collectives(
     unnamed = []
     for found in sorted(compiled, key=lambda c: c.nbytes):
         key = (found.kind, 0 if found.kind == "permute" else found.devices, found.trips)
-        chosen = _covering(left[key], found.nbytes) or _covering(left[key], found.nbytes / 2)
+        chosen = _covering(left[key], found.nbytes)
         if not chosen:
             unnamed.append(
                 f"{found.kind} of {nbytes(found.nbytes)} among {found.devices} devices"
