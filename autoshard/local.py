@@ -8,10 +8,10 @@ read. What it holds when, see :mod:`autoshard.memory`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 from autoshard.graph import Graph, Op, Tensor
-from autoshard.plan import OpPlan, ReshardPlan
 from autoshard.program import REGION_OPS
 from autoshard.reshard import StepKind
 from autoshard.shardings import MeshShape, Sharding, local_shape, replicated
@@ -106,21 +106,46 @@ class LocalProgram:
     ties: tuple[tuple[int, int], ...]
 
 
+class Decided(Protocol):
+    """What a plan says of one op; see :class:`autoshard.plan.OpPlan`."""
+
+    @property
+    def operands(self) -> tuple[Sharding, ...]:
+        """Sharding each operand must have."""
+        ...
+
+    @property
+    def results(self) -> tuple[Sharding, ...]:
+        """Sharding each result has."""
+        ...
+
+    @property
+    def partial(self) -> Sharding | None:
+        """Sharding of the result before a reduce-scatter."""
+        ...
+
+    @property
+    def reduced(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of axes over which partial results are combined."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Decisions:
     """The part of a plan that says what each device computes.
 
     Attributes:
-        ops: Plans of ops by index.
+        ops: What is decided of each op, by index.
         arguments: Sharding of each argument.
         results: Sharding of each result.
-        reshards: What brings values from the sharding they have to the one that a reader wants.
+        chains: By id of a value and the sharding that a reader wants: the shardings it takes on the
+            way there, the wanted one last.
     """
 
-    ops: Mapping[int, OpPlan]
+    ops: Mapping[int, Decided]
     arguments: Sequence[Sharding]
     results: Sequence[Sharding]
-    reshards: Sequence[ReshardPlan] = field(default=())
+    chains: Mapping[tuple[int, Sharding], Sequence[Sharding]]
 
 
 def localize(graph: Graph, mesh: MeshShape, decisions: Decisions | None) -> LocalProgram:
@@ -182,9 +207,7 @@ class _Frame:
 class _Expander:
     def __init__(self, graph: Graph, mesh: MeshShape, decisions: Decisions | None) -> None:
         self.graph, self.mesh, self.decisions = graph, mesh, decisions
-        self.chains = (
-            {(r.value, r.chain[-1]): r.chain for r in decisions.reshards} if decisions else {}
-        )
+        self.chains = decisions.chains if decisions is not None else {}
         self.values: list[LocalValue] = []
         self.at: dict[int, int] = {}  # graph value -> the local value it is here
         self.shardings: dict[int, Sharding] = {}

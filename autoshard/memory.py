@@ -41,6 +41,22 @@ class Footprint:
     holders: tuple[tuple[str, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """When buffers are held, by the order in which a program runs.
+
+    Attributes:
+        steps: How many steps the program has, each loop's body run through once.
+        buffers: By id of the graph's value: from which step to which (exclusive) each buffer that
+            is this value, or a copy of it, is held.
+        written: Values that an op writes to memory.
+    """
+
+    steps: int
+    buffers: Mapping[int, Sequence[tuple[int, int]]]
+    written: frozenset[int]
+
+
 def footprint(graph: Graph, program: LocalProgram, compiler: Compiler) -> Footprint:
     """Follow a program through its run.
 
@@ -71,6 +87,20 @@ def footprint(graph: Graph, program: LocalProgram, compiler: Compiler) -> Footpr
     shown = sorted((h for h in merged.items() if h[1]), key=lambda h: -h[1])[:SHOWN]
     timeline = tuple((op, base + b) for op, b in peak.timeline)
     return Footprint(base + max(results, peak.nbytes), timeline, tuple(shown))
+
+
+def occupancy(program: LocalProgram, compiler: Compiler) -> Occupancy:
+    """When the buffers of a program are held; arguments are not listed."""
+    values = list(program.values)
+    run = _Run(values, compiler)
+    given = {program.main.params[a]: program.main.returned[r] for a, r in program.ties}
+    free = {program.main.returned[r] for _, r in program.ties}
+    peak = run.block(program.main, given, free)
+    buffers: dict[int, list[tuple[int, int]]] = {}
+    for value, start, stop in peak.spans:
+        buffers.setdefault(values[value].source, []).append((start, stop))
+    written = {values[v].source for v, kernel in run.copies.items() if kernel.op is not None}
+    return Occupancy(len(peak.timeline), buffers, frozenset(written))
 
 
 def fifo_order(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
@@ -163,14 +193,14 @@ class _Peak:
         nbytes: Live bytes.
         held: Values that make them up, with their bytes.
         timeline: (index of op, live bytes) in order.
+        spans: (value, position in the timeline from which it is held, position from which it is
+            not) of every buffer.
     """
 
     nbytes: int
     held: tuple[tuple[int, int], ...]
     timeline: tuple[tuple[int, int], ...]
-
-
-_NOTHING = _Peak(0, (), ())
+    spans: tuple[tuple[int, int, int], ...]
 
 
 class _Run:
@@ -268,10 +298,13 @@ class _Walk:
 
     def run(self, nested: Mapping[int, Sequence[_Peak]]) -> _Peak:
         alive: dict[int, int] = {}
+        since: dict[int, int] = {}
+        spans: list[tuple[int, int, int]] = []
         live = peak = 0
         held: tuple[tuple[int, int], ...] = ()
         timeline: list[tuple[int, int]] = []
         for t, kernel in enumerate(self.order):
+            now = len(timeline)
             for position, value in enumerate(kernel.outputs):
                 nbytes = self.values[value].nbytes
                 if self._buffer(value) != value or value in self.outside or value in self.empty:
@@ -281,17 +314,25 @@ class _Walk:
                     live += nbytes
                 elif place in alive:
                     del alive[place]
+                    spans.append((place, since[place], now))
                 else:
                     continue  # over a parameter, which is counted elsewhere
-                alive[value] = nbytes
-            inner = max(nested.get(t, (_NOTHING,)), key=lambda p: p.nbytes)
+                alive[value], since[value] = nbytes, now
             timeline.append((kernel.source, live))
-            timeline += [(op, live + b) for op, b in inner.timeline]
-            if live + inner.nbytes > peak:
-                peak, held = live + inner.nbytes, (*alive.items(), *inner.held)
+            if live > peak:
+                peak, held = live, tuple(alive.items())
+            inside = nested.get(t, ())
+            for inner in inside:
+                spans += [(v, now + 1 + a, now + 1 + b) for v, a, b in inner.spans]
+                if live + inner.nbytes > peak:
+                    peak, held = live + inner.nbytes, (*alive.items(), *inner.held)
+            longest = max((inner.timeline for inner in inside), key=len, default=())
+            timeline += [(op, live + b) for op, b in longest]
             for dead in [v for v in alive if self.last.get(v, -1) <= t]:
                 live -= alive.pop(dead)
-        return _Peak(peak, held, tuple(timeline))
+                spans.append((dead, since[dead], len(timeline)))
+        spans += [(v, since[v], len(timeline)) for v in alive]
+        return _Peak(peak, held, tuple(timeline), tuple(spans))
 
     def _place(
         self, kernel: Kernel, time: int, nbytes: int, alive: Mapping[int, int]

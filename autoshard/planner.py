@@ -213,7 +213,7 @@ def interpret(
         ops={op.index: op for op in ops},
         arguments=tuple(sharding[v] for v in graph.arguments),
         results=final,
-        reshards=moves.reshards,
+        chains={(r.value, r.chain[-1]): r.chain for r in moves.reshards},
     )
     memory = footprint(graph, localize(graph, mesh, decisions), model.compiler)
     compute_s = sum(op.seconds * op.trips for op in counted)

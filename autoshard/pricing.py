@@ -152,7 +152,7 @@ def matmul_sizes(op: Op, strategies: Strategies, mesh: MeshShape) -> NDArray[np.
 class _Builder:
     def __init__(self, graph: Graph, mesh: MeshShape, model: CostModel) -> None:
         self.graph, self.mesh, self.model = graph, mesh, model
-        self.fusion = fuse(graph)
+        self.fusion = fuse(graph, model.compiler)
         self.resharder = Resharder(mesh, model)
         self.enumerator = Enumerator(graph, mesh, model.compiler != "cpu")
         self.nodes: list[Node] = []
@@ -381,27 +381,18 @@ class _Builder:
 
     def _problem(self, memory_limit: int | None) -> Problem:
         costs, usages, intervals, names = [], [], [], []
-        in_place = {self.graph.values[self.graph.results[r]].alias for _, r in self.graph.ties}
-        end = len(self.graph.ops) + 1
+        end = self.fusion.steps + 1
         for number, node in enumerate(self.nodes):
             trips = self.graph.ops[node.op].trips if node.kind == "op" else 1
             total = (node.seconds + node.reduce_s) * trips
             if number in self.extra:
                 total = total + self.extra[number]
             costs.append(_whole(total))
-            usage = np.zeros(len(node))
-            first, last = end, 0
-            for value, ids in zip(node.values, node.layouts, strict=node.kind != "hub"):
-                tensor = self.graph.values[value]
-                pieces = layouts(len(tensor.shape), self.mesh).splits.prod(axis=1)
-                if self.fusion.materialized[value] and value not in in_place:
-                    usage = usage + tensor.nbytes / pieces[ids]
-                first = min(first, max(0, node.op + 1))
-                last = max(last, self.fusion.last_use[value] + 2)
-            first = min(first, end - 1)  # a hub holds nothing of its own
-            intervals.append(
-                (first, end if node.kind == "argument" else min(end, max(first + 1, last)))
-            )
+            usage = self._usage(node)
+            spans = [s for v in node.values if (s := self.fusion.spans[v]) != (0, 0)]
+            first = min((a for a, _ in spans), default=0)
+            last = max((b for _, b in spans), default=first + 1)
+            intervals.append((0, end) if node.kind == "argument" else (first, last))
             usages.append(np.ceil(usage).astype(np.int64))
             names.append(self._name(node))
         return Problem(
@@ -413,6 +404,24 @@ class _Builder:
             usage_limit=memory_limit,
             names=tuple(names),
         )
+
+    def _usage(self, node: Node) -> NDArray[np.float64]:
+        """Bytes on one device that the values of a node hold under each choice, ``[S]``."""
+        usage = np.zeros(len(node))
+        for value, ids in zip(node.values, node.layouts, strict=node.kind != "hub"):
+            tensor = self.graph.values[value]
+            pieces = layouts(len(tensor.shape), self.mesh).splits.prod(axis=1)
+            usage += self.fusion.copies[value] * tensor.nbytes / pieces[ids]
+        strategies = node.strategies
+        if strategies is None or not any(strategies.reduced):
+            return usage
+        op = self.graph.ops[node.op]
+        held = self.fusion.copies[op.results[0]] > 0
+        if held and self.model.compiler == "cpu":
+            # An all-reduce's operand waits beside its result for others to be combined with.
+            reduced = np.array([bool(groups) for groups in strategies.reduced])
+            usage = np.where(reduced, 2 * usage, usage)
+        return usage
 
     def _name(self, node: Node) -> str:
         if node.kind == "argument":

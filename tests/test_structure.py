@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "table", "shardings"),
     ("graph", "problem", "program", "signature", "pins"),
     ("cost_models", "solvers", "passes"),
-    ("fusion", "reads", "memory", "strategies", "reshard", "pricing"),
+    ("reads", "reshard", "local", "buffers", "memory", "fusion", "strategies", "pricing"),
     ("plan", "plan_text", "rewrite", "execute"),
     ("planner", "search"),
     ("validate", "report"),
