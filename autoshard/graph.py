@@ -32,6 +32,7 @@ from autoshard.program import (
     walk,
 )
 from autoshard.shardings import MeshShape, Sharding
+from autoshard.traps import whole_factors
 
 FactorKind = Literal["pass", "reduction", "replicated", "permutation"]
 
@@ -369,7 +370,10 @@ class _Reader:
         return None
 
     def _closed(self, attribute: sdy.TensorShardingAttr) -> Sharding | None:
-        """The sharding if it leaves nothing open, else None."""
+        """The sharding prescribed; None if it leaves everything open.
+
+        Where it leaves a dimension open, that dimension gets the axes named and no more.
+        """
         dimensions = [sdy.DimensionShardingAttr(d) for d in attribute.dimension_shardings]
         sharding = tuple(tuple(sdy.AxisRefAttr(a).name for a in d.axes) for d in dimensions)
         for axis in (a for dim in sharding for a in dim):
@@ -379,7 +383,7 @@ class _Reader:
                     f"which the mesh ({self.mesh}) does not have",
                     fix="use the mesh that autoshard was given in with_sharding_constraint",
                 )
-        return sharding if all(d.is_closed for d in dimensions) else None
+        return sharding if any(sharding) or all(d.is_closed for d in dimensions) else None
 
 
 def _is_alias(
@@ -420,12 +424,8 @@ def read_rule(operation: ir.Operation) -> Rule:
 
     operands, results = side(attribute.operand_mappings), side(attribute.result_mappings)
     kinds: list[FactorKind] = [special.get(f, "pass") for f in range(len(sizes))]
-    if operation.name == "stablehlo.dynamic_update_slice":
-        # Shardy passes an updated dimension through; XLA then rewrites whole shards around it.
-        for target, update in zip(operands[0], operands[1], strict=True):
-            if target != update:
-                for f in target:
-                    kinds[f] = "replicated"
+    for factor in whole_factors(operation, operands, results):
+        kinds[factor] = "replicated"
     return Rule(sizes, tuple(kinds), operands, results)
 
 

@@ -117,6 +117,7 @@ class _Writer:
         for value, sharding in zip(operation.results, plan.results, strict=True):
             natural = plan.partial or sharding
             if operation.name == _STEP:
+                operation.attributes["sharding"] = self._attribute(sharding)
                 self.shardings[value] = sharding
                 continue
             made = self._constrain(value, natural, operation)

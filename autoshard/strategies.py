@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from autoshard.graph import Graph, Op, Rule
 from autoshard.reshard import layouts
 from autoshard.shardings import MeshShape, Sharding, replicated
+from autoshard.traps import UNSPLIT
 
 REDUCING = frozenset(
     {
@@ -33,14 +34,6 @@ COMBINERS = frozenset(
     {"stablehlo.add", "stablehlo.maximum", "stablehlo.minimum", "stablehlo.and", "stablehlo.or"}
 )
 """Reduction bodies that an all-reduce can carry out."""
-
-UNSPLIT = {
-    "stablehlo.rng_bit_generator": "random bits must not depend on the sharding",
-    "stablehlo.rng": "random bits must not depend on the sharding",
-    "stablehlo.sort": "XLA gathers a sort even along the dimensions it does not sort",
-    "stablehlo.fft": "XLA gathers an FFT whose batch dimensions are split",
-}
-"""Ops that run whole on every device, and why."""
 
 MAX_STRATEGIES = 512
 """Above this many strategies of one op, the ones that split its work least are left out."""

@@ -289,7 +289,7 @@ def value_error(executable: Executable, values: Sequence[Any]) -> tuple[float, s
     Floating-point results are compared relative to the largest magnitude of the same array, others
     by the fraction of elements that differ.
     """
-    reference = jax.jit(executable.traced.flat)(*values)
+    reference = _unsharded(executable, values)
     outputs = executable.compiled(*_copies(executable, values))
     worst, name = 0.0, ""
     for leaf, ours, theirs in zip(executable.traced.results, outputs, reference, strict=True):
@@ -297,6 +297,16 @@ def value_error(executable: Executable, values: Sequence[Any]) -> tuple[float, s
         if error > worst or not np.isfinite(error):
             worst, name = error, leaf.name
     return worst, name
+
+
+def _unsharded(executable: Executable, values: Sequence[Any]) -> Sequence[Any]:
+    """What the function itself returns; on the mesh only if it cannot be traced without one."""
+    flat = executable.traced.flat
+    try:
+        return jax.jit(flat)(*values)
+    except (RuntimeError, ValueError):  # a PartitionSpec or shard_map inside needs a mesh
+        with jax.set_mesh(executable.traced.auto_mesh):
+            return jax.jit(flat)(*values)
 
 
 def relative_error(ours: Any, theirs: Any) -> float:

@@ -1,0 +1,59 @@
+"""Shardings that XLA's partitioner accepts and then gets wrong, or quietly undoes.
+
+Each was seen in programs that jax 0.10.2 compiles for CPU; none is ever proposed by the planner.
+``UNSPLIT`` lists ops that are run whole on every device, :func:`whole_factors` the factors of other
+ops that must not be split. ``tests/test_traps.py`` shows that the faults are still there.
+"""
+
+from __future__ import annotations
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+Mapping = tuple[tuple[tuple[int, ...], ...], ...]
+"""Per tensor, per dimension, its factors, major to minor."""
+
+UNSPLIT = {
+    "stablehlo.rng_bit_generator": "random bits must not depend on the sharding",
+    "stablehlo.rng": "random bits must not depend on the sharding",
+    "stablehlo.sort": "XLA gathers a sort even along the dimensions it does not sort",
+    "stablehlo.fft": "XLA gathers an FFT whose batch dimensions are split",
+    "stablehlo.cholesky": "XLA gathers a decomposition whose batch dimensions are split",
+    "stablehlo.triangular_solve": "XLA gathers a solve whose batch dimensions are split",
+}
+"""Ops that run whole on every device, and why."""
+
+
+def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) -> frozenset[int]:
+    """Factors of an op's sharding rule that must stay whole although the rule lets them be split.
+
+    - ``dynamic_update_slice``, dimensions that the update fills in part: Shardy passes them
+      through; XLA then rewrites whole shards around the update.
+    - ``convolution``, spatial dimensions: Shardy calls those of a kernel's gradient reductions; XLA
+      sums windows over the wrong elements where there is padding, and gives wrong values.
+    - ``custom_call``, dimensions that not every operand and result has: only batch dimensions can
+      be split (``xla.is_batch_partitionable``), others are gathered.
+    """
+    name = operation.name
+    if name == "stablehlo.dynamic_update_slice":
+        return frozenset(
+            f
+            for target, update in zip(operands[0], operands[1], strict=True)
+            if target != update
+            for f in target
+        )
+    if name == "stablehlo.convolution":
+        return _spatial(operation, operands, results)
+    if name == "stablehlo.custom_call":
+        tensors = [{f for dim in tensor for f in dim} for tensor in (*operands, *results) if tensor]
+        every = frozenset.intersection(*map(frozenset, tensors)) if tensors else frozenset()
+        return frozenset().union(*tensors) - every
+    return frozenset()
+
+
+def _spatial(operation: ir.Operation, operands: Mapping, results: Mapping) -> frozenset[int]:
+    numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
+    dims = [operands[0][d] for d in numbers.input_spatial_dimensions]
+    dims += [operands[1][d] for d in numbers.kernel_spatial_dimensions]
+    dims += [results[0][d] for d in numbers.output_spatial_dimensions]
+    return frozenset(f for factors in dims for f in factors)
