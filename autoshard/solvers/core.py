@@ -24,8 +24,11 @@ from autoshard.solvers.solution import Deadline, Progress
 from autoshard.solvers.walk import Walk, ball
 
 _SWEEPS = 2  # of the bound between two changes of the prices
-_PATIENCE = 6  # changes of the prices without a better bound before steps are halved
-_STALL = 24  # changes of the prices that together must gain something worth another round
+_STEP = 0.3  # of the step that would close the gap if the bound were linear (Polyak's)
+_GAIN = 1.2  # growth of the step when the bound rises
+_PATIENCE = 4  # changes of the prices without a better bound before steps are halved
+_WORTHWHILE = 0.3  # fraction of states to be dropped that is worth another round at once
+_STALL = 12  # changes of the prices that together must gain something worth another round
 
 
 @dataclass(slots=True)
@@ -152,7 +155,7 @@ class Search:
         dual = Dual.of(net)
         dual.set_prices((self.prices * dual.scale).astype(np.int64))
         best, best_prices = dual.bound, dual.prices
-        step, fails, smooth, mark, stalled = 0.05, 0, None, dual.bound, 0
+        step, fails, smooth, mark, stalled = _STEP, 0, None, dual.bound, 0
         for count in range(10_000):
             for _ in range(_SWEEPS):
                 if deadline.left_s <= 0:
@@ -167,11 +170,14 @@ class Search:
                 return True
             if dual.bound > best:
                 best, best_prices, fails = dual.bound, dual.prices, 0
+                step *= _GAIN
                 record.raise_bound(best)
             else:
                 fails += 1
             if record.closed:
                 return True
+            if count % 4 == 3 and self._prunable(dual) > _WORTHWHILE:
+                break
             record.say("raising the bound", net)
             reach = max(abs(best), 1) if record.cost is None else record.cost - best
             if best - mark > 0.01 * reach:
@@ -193,12 +199,20 @@ class Search:
         self._prune(dual)
         return False
 
+    def _prunable(self, dual: Dual) -> float:
+        """The fraction of states that ``_prune`` would drop."""
+        if self.record.cost is None:
+            return 0.0
+        least = (self.record.cost - 1) * dual.scale
+        total = sum(len(floor) - 1 for floor in dual.floors.values())
+        return sum(int((floor > least).sum()) for floor in dual.floors.values()) / max(total, 1)
+
     def _prune(self, dual: Dual) -> None:
         """Drop the states that no cheaper choice than the best known can use."""
         if self.record.cost is None:
             return
         for node, floor in dual.floors.items():
-            keep = floor < (self.record.cost - 1) * dual.scale + 1
+            keep = floor <= (self.record.cost - 1) * dual.scale
             if node in self.net.costs and not keep.all():
                 self.net.restrict(node, keep)
 
@@ -232,6 +246,7 @@ class Search:
             record.deadline,
             seed=int(self.rng.integers(1 << 30)),
             workers=self.workers,
+            priced=np.flatnonzero(self.prices > 0).tolist(),
             hint=net.locate(record.choices) if record.choices is not None else None,
             upper=record.cost,
         )

@@ -6,6 +6,7 @@ relaxation is the tightest known that stays linear in the size of the matrices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,7 @@ def solve_network(
     *,
     seed: int,
     workers: int,
+    priced: Sequence[int] = (),
     hint: dict[int, int] | None = None,
     upper: int | None = None,
 ) -> CpsatResult:
@@ -60,7 +62,10 @@ def solve_network(
         net: The network.
         deadline: When to stop.
         seed: For the search.
-        workers: Search strategies run in turn.
+        workers: Threads. One gives the same answer each time; more may end on another of several
+            best choices. (OR-Tools 9.15 has a mode that is both, but aborts the process in it when
+            given a hint.)
+        priced: Memory rows to start with, those that are known to matter.
         hint: States to try first.
         upper: Look for choices below this cost only (the network's offset included).
 
@@ -86,20 +91,24 @@ def solve_network(
     total = cp_model.LinearExpr.weighted_sum(*map(list, zip(*objective, strict=True))) if (
         objective) else 0
     model.minimize(total)
-    if upper is not None and objective:
-        model.add(total <= upper - 1 - net.offset)
+    if upper is not None:
+        if upper - 1 < net.offset:
+            return CpsatResult(None, None, True)
+        if objective:
+            model.add(total <= upper - 1 - net.offset)
     if hint is not None:
         for node, row in state.items():
             for s, var in enumerate(row):
                 model.add_hint(var, s == hint[node])
-    rows: set[int] = set()
+    rows = {row for row in priced if row < len(net.capacity)}
+    for row_index in sorted(rows):
+        _add_row(model, net, state, row_index)
     best: dict[int, int] | None = None
     while True:
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.01, deadline.left_s)
         solver.parameters.random_seed = seed
         solver.parameters.num_workers = workers
-        solver.parameters.interleave_search = workers > 1
         solver.parameters.linearization_level = 2
         status = solver.solve(model)
         if status == cp_model.INFEASIBLE:

@@ -15,16 +15,19 @@ from autoshard.solvers.rows import add_memory
 from autoshard.solvers.solution import Deadline, Progress, Solution, Status
 
 
+_FREE_SHARE = 0.25  # of the time: for solving without the memory limit first
+
+
 @dataclass(frozen=True, slots=True)
 class ExactSolver:
     """Reduces, eliminates, and searches what is left.
 
     Attributes:
-        workers: Search strategies that CP-SAT runs in turn on what elimination can't solve; 0: none,
-            what is left stays with local search and its bound.
+        workers: Threads of CP-SAT, which gets what nothing else can solve; 0: it is not called. The
+            same seed gives the same choice with one; with more, another of several best may come.
     """
 
-    workers: int = 4
+    workers: int = 1
 
     def solve(
         self,
@@ -40,44 +43,70 @@ class ExactSolver:
         record = Record(problem, Deadline.after(time_limit_s), progress)
         if hint is not None:
             record.offer_choices(tuple(hint))
-        finished = self._solve(record, np.random.default_rng(seed))
-        return _solution(record, finished)
+        outcome = self._solve(record, np.random.default_rng(seed))
+        return _solution(record, outcome)
 
-    def _solve(self, record: Record, rng: np.random.Generator) -> bool:
-        """Fill the record; says whether nothing cheaper than its choice can exist."""
-        problem = record.problem
+    def _solve(self, record: Record, rng: np.random.Generator) -> Outcome:
+        """Fill the record; says what is proved."""
+        problem, deadline = record.problem, record.deadline
         net = Network.of(problem)
         if problem.usage_limit is None:
-            return Search(net, record, rng, self.workers).run()
+            return Outcome(Search(net, record, rng, self.workers).run(), False)
+        # Memory forbids most reductions, so first see whether it can be left out.
+        free = Record(replace(problem, usage_limit=None), deadline.share(_FREE_SHARE), record.tell)
+        if Search(net, free, rng, 0).run() and free.choices is None:
+            return Outcome(True, False)
+        if free.bound is not None:
+            record.raise_bound(free.bound)
+        if free.choices is not None:
+            record.offer_choices(free.choices)
+        if record.closed:
+            return Outcome(True, False)
+        net = Network.of(problem)
         add_memory(net, problem)
-        return Search(net, record, rng, self.workers).run()
+        return Outcome(Search(net, record, rng, self.workers).run(), True)
 
 
-def _solution(record: Record, finished: bool) -> Solution:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a search proved.
+
+    Attributes:
+        finished: Nothing is cheaper than the record's choice; without one, nothing is feasible.
+        memory: Memory is what stands in the way of a cheaper, or of any, choice.
+    """
+
+    finished: bool
+    memory: bool
+
+
+def _solution(record: Record, outcome: Outcome) -> Solution:
     problem, spent = record.problem, record.deadline.spent_s
     least = least_usage_limit(problem)
     if record.choices is None or record.cost is None:
-        limit = problem.usage_limit
-        tight = shortage(problem) if limit is not None else None
+        bound = record.bound if record.bound is not None else -FORBIDDEN
         return Solution(
-            Status.INFEASIBLE if finished else Status.UNKNOWN,
-            (),
-            FORBIDDEN,
-            FORBIDDEN if finished or record.bound is None else record.bound,
-            0,
-            spent,
-            least,
-            tight,
+            status=Status.INFEASIBLE if outcome.finished else Status.UNKNOWN,
+            choices=(),
+            cost=FORBIDDEN,
+            lower_bound=FORBIDDEN if outcome.finished else bound,
+            peak_usage=0,
+            seconds=spent,
+            least_usage_limit=least,
+            shortage=shortage(problem) if outcome.memory else None,
         )
-    bound = record.cost if finished else min(record.cost, record.bound)
+    if outcome.finished or record.bound is None:
+        bound = record.cost if outcome.finished else -FORBIDDEN
+    else:
+        bound = min(record.cost, record.bound)
     return Solution(
-        Status.OPTIMAL if bound == record.cost else Status.FEASIBLE,
-        record.choices,
-        record.cost,
-        bound,
-        evaluate(problem, record.choices).peak_usage,
-        spent,
-        least,
+        status=Status.OPTIMAL if bound == record.cost else Status.FEASIBLE,
+        choices=record.choices,
+        cost=record.cost,
+        lower_bound=bound,
+        peak_usage=evaluate(problem, record.choices).peak_usage,
+        seconds=spent,
+        least_usage_limit=least,
     )
 
 

@@ -21,8 +21,14 @@ from autoshard.solvers.solution import Deadline
 _DENSE = 1 << 18
 """Tables up to this many entries are made in one step, larger ones slice by slice."""
 
+_SAMPLE = 6
+"""Columns that are looked at before states are compared in full."""
+
+_MOST_STATES = 2000
+"""Nodes with more states are not searched for states that another never loses to."""
+
 _MOST_WORK = 4 * 10**8
-"""Entries that one elimination or one comparison of states may look at."""
+"""Entries that one elimination may look at."""
 
 
 def reduce(net: Network, deadline: Deadline) -> None:
@@ -65,38 +71,59 @@ def tidy(net: Network, node: int) -> None:
 
 def drop_dominated(net: Network, node: int) -> None:
     """Drop states that cost no less than another whatever the neighbours do, and use no less."""
-    states = net.size(node)
-    links = net.links[node]
-    if states < 2 or states * states * max(len(links), 1) > _MOST_WORK // 10:
+    states, links = net.size(node), net.links[node]
+    if not 1 < states <= _MOST_STATES:
         return
     cost = net.costs[node]
-    above = cost[:, None] - cost[None, :]  # above[s, t]: how much s can cost above t at most
+    above = cost[:, None] - cost[None, :]  # above[s, t]: at least how far s can be above t
     for part in net.segments.get(node, ()):
         above = np.where(part.usage[:, None] <= part.usage[None, :], above, INF)
     for matrix in links.values():
-        if not (above <= 0).sum() > states:
+        if not _hopeful(above).any():
             return
-        if states * matrix.size > _MOST_WORK // 10:
-            return
-        above = np.minimum(above + net.memo(("worst",), matrix, _worst_difference), INF)
-    better = above <= 0
-    np.fill_diagonal(better, False)
+        above = np.clip(above + net.memo(("sampled",), matrix, _sampled_difference), -INF, INF)
+    better, worse = np.nonzero(_hopeful(above))
+    gain = cost[better] - cost[worse]
+    for matrix in links.values():
+        gain = np.clip(gain + _worst_difference(matrix, better, worse), -INF, INF)
+        left = gain <= 0
+        better, worse, gain = better[left], worse[left], gain[left]
     keep = np.ones(states, bool)
-    for state in np.flatnonzero(better.any(axis=0)):
-        keep[state] = not (better[:, state] & keep).any()
+    for s, t in zip(better.tolist(), worse.tolist(), strict=True):
+        if keep[s]:
+            keep[t] = False
     if not keep.all():
         net.restrict(node, keep)
 
 
-def _worst_difference(matrix: Ints) -> Ints:
-    """``[s, t]``: the most that row s can be above row t in any column."""
-    columns = matrix[:, classes(matrix.T)[0]]
-    # Where t is forbidden, nothing is worse than it: such columns don't count.
-    base = np.where(columns < INF, columns, 2 * INF)
-    worst = np.full((len(matrix), len(matrix)), -INF, np.int64)
-    for s, t in zip(columns.T, base.T, strict=True):
+def _hopeful(above: Ints) -> NDArray[np.bool_]:
+    """Pairs of different states of which the first may never lose to the second."""
+    hopeful = above <= 0
+    np.fill_diagonal(hopeful, False)
+    return hopeful
+
+
+def _sampled_difference(matrix: Ints) -> Ints:
+    """``[s, t]``: the most that row s is above row t in a few of the columns."""
+    some = matrix[:, :: -(-matrix.shape[1] // _SAMPLE)]
+    base = np.where(some < INF, some, 2 * INF)
+    worst: Ints = some[:, 0, None] - base[None, :, 0]
+    for s, t in zip(some.T[1:], base.T[1:], strict=True):
         np.maximum(worst, s[:, None] - t[None, :], out=worst)
-    return worst
+    # Where all samples of t are forbidden, nothing is known.
+    return np.maximum(worst, -INF)
+
+
+def _worst_difference(matrix: Ints, first: NDArray[np.intp], second: NDArray[np.intp]) -> Ints:
+    """Per pair of rows, the most that the first is above the second in any column."""
+    out = np.empty(len(first), np.int64)
+    # Where the second is forbidden, nothing is worse: such columns don't count.
+    base = np.where(matrix < INF, matrix, 2 * INF)
+    step = max(1, _DENSE // matrix.shape[1])
+    for k in range(0, len(first), step):
+        pair = slice(k, k + step)
+        out[pair] = (matrix[first[pair]] - base[second[pair]]).max(axis=1)
+    return np.maximum(out, -INF)
 
 
 def classes(matrix: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
