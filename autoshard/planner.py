@@ -11,9 +11,10 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from autoshard.branches import Block, uncounted
+from autoshard.budget import Search
 from autoshard.cost_models import COST_MODELS
 from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, wire_bytes
-from autoshard.errors import InfeasibleError, InputError
+from autoshard.errors import InputError
 from autoshard.graph import Graph, Op, extract
 from autoshard.local import Decisions, localize
 from autoshard.memory import footprint
@@ -41,10 +42,7 @@ from autoshard.program import Boundary, normalize
 from autoshard.reads import Read, reads
 from autoshard.reshard import Step, layouts, sent_bytes
 from autoshard.shardings import MeshShape, Sharding, replicated
-from autoshard.solvers import SOLVERS, Progress, Solution, Solver, Status
-
-ROUNDS = 6
-"""How often the solver's limit is tightened when the plan's own memory count exceeds the user's."""
+from autoshard.solvers import SOLVERS, Progress, Solver
 
 
 def plan_module(
@@ -87,7 +85,15 @@ def plan_module(
     normalize(module)
     graph = extract(module, mesh, arguments, results, ties)
     priced = price(graph, mesh, model, limit)
-    plan, solution = _solve(graph, priced, mesh, model, chosen, limit, time_limit_s, progress)
+    plan, solution = Search(
+        graph=graph,
+        priced=priced,
+        interpret=lambda choices: interpret(graph, priced, mesh, model, choices),
+        solver=chosen,
+        limit=limit,
+        time_limit_s=time_limit_s,
+        progress=progress,
+    ).run()
     report = SolverReport(
         solver=label,
         status=solution.status.value,
@@ -110,73 +116,6 @@ def _solver(solver: Solver | str | None) -> tuple[Solver, str]:
             fix="pass a name or an object with solve(problem, *, time_limit_s, seed, hint, progress)",
         )
     return solver, type(solver).__name__
-
-
-def _solve(
-    graph: Graph,
-    priced: Priced,
-    mesh: MeshShape,
-    model: CostModel,
-    solver: Solver,
-    limit: int | None,
-    time_limit_s: float,
-    progress: Callable[[Progress], None] | None,
-) -> tuple[Plan, Solution]:
-    """Solve; where the plan's own memory count exceeds the limit, tighten the solver's and retry."""
-    deadline = time.perf_counter() + time_limit_s
-    problem, hint = priced.problem, None
-    least: Plan | None = None
-    for _ in range(ROUNDS):
-        left = max(0.5, deadline - time.perf_counter())
-        solution = solver.solve(problem, time_limit_s=left, hint=hint, progress=progress)
-        if not solution.choices:
-            raise _infeasible(priced, solution, limit, least)
-        hint = solution.choices
-        plan = interpret(graph, priced, mesh, model, solution.choices)
-        peak = plan.predicted.peak_bytes
-        if limit is None or peak <= limit:
-            return plan, solution
-        if least is None or peak < least.predicted.peak_bytes:
-            least = plan
-        tighter = min(problem.usage_limit or limit, solution.peak_usage) - (peak - limit)
-        if tighter <= 0:
-            break
-        problem = replace(problem, usage_limit=int(tighter))
-    raise _infeasible(priced, None, limit, least)
-
-
-def _infeasible(
-    priced: Priced, solution: Solution | None, limit: int | None, least: Plan | None
-) -> InfeasibleError:
-    if solution is not None and solution.status is Status.UNKNOWN:
-        return InfeasibleError(
-            f"no plan that fits {limit} bytes of memory per device was found in time",
-            fix="give a longer time_limit_s, a larger mesh or a higher memory_limit",
-        )
-    if solution is not None and solution.shortage is None:
-        return InfeasibleError(
-            "the pins and constraints cannot all be met",
-            fix="remove a pin from in_shardings, out_shardings or the function",
-        )
-    if least is not None:
-        needed = least.predicted.peak_bytes
-        held = [(h.name, h.nbytes) for h in least.holders[:5]]
-    else:
-        assert solution is not None
-        assert solution.shortage is not None
-        shortage = solution.shortage
-        needed = max(solution.least_usage_limit, (limit or 0) + shortage.missing)
-        held = [
-            (priced.problem.names[n], u)
-            for n, u in zip(shortage.nodes[:5], shortage.usages[:5], strict=True)
-        ]
-    holders = ", ".join(f"{n} ({b:,} bytes)" for n, b in held)
-    return InfeasibleError(
-        f"the program does not fit the memory limit of {limit:,} bytes per device: "
-        f"it needs at least {needed:,} bytes per device",
-        at=f"held at the fullest moment: {holders}",
-        fix="raise memory_limit, use a larger mesh, or recompute activations with jax.checkpoint",
-    )
 
 
 @dataclass(frozen=True, slots=True)

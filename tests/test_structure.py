@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cost_models", "solvers", "passes"),
     ("reads", "reshard", "local", "buffers", "memory", "fusion", "strategies", "pricing"),
     ("plan", "plan_text", "rewrite", "execute"),
+    ("budget",),
     ("planner", "search"),
     ("validate", "report"),
     ("search",),
