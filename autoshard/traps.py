@@ -31,6 +31,9 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
       through; XLA then rewrites whole shards around the update.
     - ``convolution``, spatial dimensions: Shardy calls those of a kernel's gradient reductions; XLA
       sums windows over the wrong elements where there is padding, and gives wrong values.
+    - ``convolution`` with feature groups, everything but the batch, and that too where the input is
+      dilated; with batch groups, everything: XLA gathers the operands, or gives wrong values where
+      the batch of a kernel's gradient is split.
     - ``custom_call``, dimensions that not every operand and result has: only batch dimensions can
       be split (``xla.is_batch_partitionable``), others are gathered.
     """
@@ -43,7 +46,7 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
             for f in target
         )
     if name == "stablehlo.convolution":
-        return _spatial(operation, operands, results)
+        return _whole_in_convolution(operation, operands, results)
     if name == "stablehlo.custom_call":
         tensors = [{f for dim in tensor for f in dim} for tensor in (*operands, *results) if tensor]
         every = frozenset.intersection(*map(frozenset, tensors)) if tensors else frozenset()
@@ -51,9 +54,19 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
     return frozenset()
 
 
-def _spatial(operation: ir.Operation, operands: Mapping, results: Mapping) -> frozenset[int]:
+def _whole_in_convolution(
+    operation: ir.Operation, operands: Mapping, results: Mapping
+) -> frozenset[int]:
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
-    dims = [operands[0][d] for d in numbers.input_spatial_dimensions]
-    dims += [operands[1][d] for d in numbers.kernel_spatial_dimensions]
-    dims += [results[0][d] for d in numbers.output_spatial_dimensions]
+    lhs, kernel, out = *operands, results[0]
+    counts = [operation.attributes[f"{kind}_group_count"] for kind in ("feature", "batch")]
+    features, batches = (ir.IntegerAttr(count).value for count in counts)
+    if features > 1 or batches > 1:
+        every = {f for tensor in (lhs, kernel, out) for factors in tensor for f in factors}
+        batch = {*lhs[numbers.input_batch_dimension]} & {*out[numbers.output_batch_dimension]}
+        holes = list(operation.attributes["lhs_dilation"])
+        return frozenset(every if batches > 1 or max(holes, default=1) > 1 else every - batch)
+    dims = [lhs[d] for d in numbers.input_spatial_dimensions]
+    dims += [kernel[d] for d in numbers.kernel_spatial_dimensions]
+    dims += [out[d] for d in numbers.output_spatial_dimensions]
     return frozenset(f for factors in dims for f in factors)
