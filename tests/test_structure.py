@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "reads",
         "branches",
+        "traps",
         "reshard",
         "local",
         "buffers",
