@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autoshard.graph import Graph, Op, Rule
 from autoshard.reshard import layouts
 from autoshard.shardings import MeshShape, Sharding, replicated
-from autoshard.traps import UNSPLIT
+from autoshard.traps import UNSPLIT, is_trap
 
 REDUCING = frozenset(
     {
@@ -160,6 +160,8 @@ class Enumerator:
             )
             counts = [self._size(axes) for axes in factor_axes]
             if any(size % count for size, count in zip(rule.sizes, counts, strict=True)):
+                continue
+            if is_trap(op.name, rule, counts):
                 continue
             sides = []
             for tensors, shapes in ((rule.operands, operand_shapes), (rule.results, result_shapes)):

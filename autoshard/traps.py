@@ -2,13 +2,19 @@
 
 Each was seen in programs that jax 0.10.2 compiles for CPU; none is ever proposed by the planner.
 ``UNSPLIT`` lists ops that are run whole on every device, :func:`whole_factors` the factors of other
-ops that must not be split. ``tests/test_traps.py`` shows that the faults are still there.
+ops that must not be split, :func:`is_trap` combinations. ``tests/test_traps.py`` shows that the faults are still there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
+
+if TYPE_CHECKING:
+    from autoshard.graph import Rule
 
 Mapping = tuple[tuple[tuple[int, ...], ...], ...]
 """Per tensor, per dimension, its factors, major to minor."""
@@ -22,6 +28,25 @@ UNSPLIT = {
     "stablehlo.triangular_solve": "XLA gathers a solve whose batch dimensions are split",
 }
 """Ops that run whole on every device, and why."""
+
+
+def is_trap(name: str, rule: Rule, counts: Sequence[int]) -> bool:
+    """Whether a way to split an op is wrong although each factor by itself may be split so.
+
+    - ``scatter`` of a single index on each device, into a dimension that is split: XLA turns it
+      into a dynamic-update-slice, forgets a clamp when it merges slices of slices
+      (``AlgebraicSimplifier``), and devices that do not own the index write their neighbours' rows.
+
+    Args:
+        name: The op.
+        rule: Its sharding rule.
+        counts: Into how many parts each factor is split.
+    """
+    if name != "stablehlo.scatter" or len(rule.operands) != 3:
+        return False
+    target, indices, updates = ({f for dim in t for f in dim} for t in rule.operands)
+    single = all(rule.sizes[f] == counts[f] for f in indices & updates)
+    return single and any(counts[f] > 1 for f in target - updates)
 
 
 def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) -> frozenset[int]:
