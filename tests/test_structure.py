@@ -17,12 +17,11 @@ PACKAGE = ROOT / "autoshard"
 # A module may import modules of its own layer and of those above it in this list, never below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "table", "shardings"),
-    ("graph", "problem", "program", "signature", "pins"),
+    ("traps", "graph", "problem", "program", "signature", "pins"),
     ("cost_models", "solvers", "passes"),
     (
         "reads",
         "branches",
-        "traps",
         "reshard",
         "local",
         "buffers",
