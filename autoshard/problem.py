@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ class Problem:
 
     Attributes:
         costs: Per node, the cost of each strategy, int64 ``[S_i]``.
-        usages: Per node, the memory each strategy uses while the node lives [bytes], int64 ``[S_i]``.
+        usages: Per node, the memory each strategy uses while the node lives [bytes], int64
+            ``[S_i]``.
         intervals: Live interval ``[start, end)`` of each node, int64 ``[N, 2]``.
         edges: Node pairs, int64 ``[E, 2]``; parallel edges add up.
         edge_costs: Per edge (i, j), int64 ``[S_i, S_j]``.
@@ -173,6 +174,7 @@ def validate_problem(problem: Problem) -> None:
             fix="give one usage per strategy",
         )
         _check_dtypes(cost, usage, at=at)
+        _check_size(cost, at=at)
     _check_edges(problem)
     used = sum(int(np.abs(usage).max()) for usage in problem.usages)
     _check(
@@ -280,25 +282,16 @@ def save_problem(problem: Problem, path: str | Path) -> None:
 
 def _whole(row: Sequence[object]) -> NDArray[np.int64]:
     """An int64 array of whole numbers, too large ones read as ``FORBIDDEN``."""
-    try:
-        array = np.array(row)
-    except OverflowError:
-        array = np.array(row, object)
+    array = np.array(row)
     if array.size == 0:
         return np.zeros(0, np.int64)
-    if array.dtype.kind in "uO" and all(type(v) is int for v in _flat(array.tolist())):
-        array = np.minimum(array.astype(object), FORBIDDEN)
-    elif array.dtype.kind != "i":
-        raise ValueError(f"expected whole numbers, found {array.ravel()[:3].tolist()}")
+    if array.dtype.kind != "i":  # large whole numbers come as floats, unsigned or objects
+        exact = np.array(row, object)
+        wrong = [value for value in exact.ravel() if type(value) is not int]
+        if wrong:
+            raise ValueError(f"expected whole numbers, found {wrong[0]!r}")
+        array = np.minimum(exact, FORBIDDEN)
     return np.minimum(array.astype(np.int64), FORBIDDEN)
-
-
-def _flat(rows: Iterable[object]) -> Iterable[object]:
-    for row in rows:
-        if isinstance(row, list):
-            yield from _flat(row)
-        else:
-            yield row
 
 
 def _check(holds: bool, problem: str, *, fix: str, at: str = "") -> None:
@@ -316,6 +309,15 @@ def _check_dtypes(*arrays: NDArray[np.int64], at: str) -> None:
         )
 
 
+def _check_size(costs: NDArray[np.int64], *, at: str) -> None:
+    _check(
+        costs.size == 0 or int(costs.min()) > -FORBIDDEN,
+        f"a cost of {costs.min(initial=0)} is too far below zero",
+        at=at,
+        fix="count costs in a larger unit",
+    )
+
+
 def _check_edges(problem: Problem) -> None:
     count, edges = len(problem.costs), problem.edges
     _check(
@@ -323,6 +325,7 @@ def _check_edges(problem: Problem) -> None:
         f"edges have shape {edges.shape} for {len(problem.edge_costs)} edge matrices",
         fix="give an int64 array of shape (E, 2), with E matrices",
     )
+    seen: set[int] = set()
     for (i, j), matrix in zip(edges.tolist(), problem.edge_costs, strict=True):
         at = f"edge ({i}, {j})"
         _check(
@@ -336,6 +339,9 @@ def _check_edges(problem: Problem) -> None:
             matrix.shape == want,
             f"the matrix has shape {matrix.shape}, the strategies {want}",
             at=at,
-            fix="give one row per strategy of the first node, one column per strategy of the second",
+            fix="give one row per strategy of the first node, one column per one of the second",
         )
         _check_dtypes(matrix, at=at)
+        if id(matrix) not in seen:
+            seen.add(id(matrix))
+            _check_size(matrix, at=at)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import Problem, evaluate
-from autoshard.solvers.cpsat import cost_of, excess, solve_network
+from autoshard.solvers.cpsat import excess, paid, solve_network
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.eliminate import Elimination, plan_elimination
 from autoshard.solvers.network import INF, Network
@@ -41,7 +41,7 @@ class Record:
         tell: Called with signs of life.
         choices: The best feasible choice; None if there is none yet.
         cost: Its cost.
-        bound: Proved lower bound; None if it is proved that nothing is feasible.
+        bound: Proved lower bound; None if there is none yet.
     """
 
     problem: Problem
@@ -53,8 +53,8 @@ class Record:
 
     def offer(self, net: Network, states: dict[int, int]) -> bool:
         """Take a choice on a network if it is feasible and cheaper; says whether it was."""
-        cost = cost_of(net, states)
-        if cost >= INF or (self.cost is not None and cost >= self.cost):
+        above = paid(net, states)
+        if above >= INF or (self.cost is not None and net.offset + above >= self.cost):
             return False
         if (excess(net, states) > 0).any():
             return False
@@ -113,6 +113,9 @@ class Search:
         """
         net, record = self.net, self.record
         self.prices = np.zeros(len(net.capacity))
+        if not net.impossible:
+            record.raise_bound(net.offset)
+            self._start()
         while record.deadline.left_s > 0:
             states = sum(map(len, net.costs.values()))
             record.say("reducing", net)
@@ -127,11 +130,18 @@ class Search:
                     return finished
             if self._raise_bound():
                 return True
-            if net.impossible or sum(map(len, net.costs.values())) > 0.9 * states:
+            if sum(map(len, net.costs.values())) > 0.9 * states:
                 break
-        if net.impossible:
-            return True
-        return self._search_exactly()
+        return self.net.impossible or self._search_exactly()
+
+    def _start(self) -> None:
+        """Make sure that there is some choice, if one is easily found."""
+        net, deadline = self.net, self.record.deadline
+        if self.record.cost is None and deadline.left_s > 0:
+            walk = Walk.at(net, {node: int(cost.argmin()) for node, cost in net.costs.items()})
+            walk.repair(self.prices, deadline)
+            walk.descend(weight=np.inf, prices=None, deadline=deadline)
+            self.record.offer(net, walk.states)
 
     def _eliminate(self) -> bool | None:
         """Solve a network without memory rows by elimination; None if it is too large."""
@@ -153,7 +163,7 @@ class Search:
         """One round of prices, bound and choices; prunes; says whether the gap closed."""
         net, record, deadline = self.net, self.record, self.record.deadline
         dual = Dual.of(net)
-        dual.set_prices((self.prices * dual.scale).astype(np.int64))
+        dual.set_prices(self.prices * dual.scale)
         best, best_prices = dual.bound, dual.prices
         step, fails, smooth, mark, stalled = _STEP, 0, None, dual.bound, 0
         for count in range(10_000):
@@ -163,9 +173,9 @@ class Search:
                 dual.sweep()
             states = dual.decode()
             record.offer(net, states)
-            if count % 4 == 3:
+            if count % 4 == 0:
                 self._improve(states, dual)
-            if dual.offset >= INF:
+            if dual.impossible:
                 net.impossible = True
                 return True
             if dual.bound > best:
@@ -188,13 +198,13 @@ class Search:
                 break
             if fails >= _PATIENCE:
                 step, fails = step / 2, 0
-                dual.set_prices(best_prices)
+                dual.set_prices(best_prices.astype(np.float64))
             over = excess(net, states).astype(np.float64)
             smooth = over if smooth is None else 0.6 * smooth + 0.4 * over
             slope = np.where((smooth > 0) | (dual.prices > 0), smooth, 0.0)
             if slope.any():
                 length = step * min(reach, max(abs(best), 1)) * dual.scale / float(slope @ slope)
-                dual.set_prices(np.maximum(0, dual.prices + length * slope).astype(np.int64))
+                dual.set_prices(np.maximum(0.0, dual.prices + length * slope))
         self.prices = best_prices / dual.scale
         self._prune(dual)
         return False
@@ -203,7 +213,7 @@ class Search:
         """The fraction of states that ``_prune`` would drop."""
         if self.record.cost is None:
             return 0.0
-        least = (self.record.cost - 1) * dual.scale
+        least = (self.record.cost - 1 - self.net.offset) * dual.scale
         total = sum(len(floor) - 1 for floor in dual.floors.values())
         return sum(int((floor > least).sum()) for floor in dual.floors.values()) / max(total, 1)
 
@@ -211,8 +221,9 @@ class Search:
         """Drop the states that no cheaper choice than the best known can use."""
         if self.record.cost is None:
             return
+        most = (self.record.cost - 1 - self.net.offset) * dual.scale
         for node, floor in dual.floors.items():
-            keep = floor <= (self.record.cost - 1) * dual.scale
+            keep = floor <= most
             if node in self.net.costs and not keep.all():
                 self.net.restrict(node, keep)
 
@@ -230,7 +241,12 @@ class Search:
         for _ in range(20):
             if deadline.left_s <= 0:
                 break
-            block = ball(net, nodes[int(self.rng.integers(len(nodes)))], int(self.rng.integers(3, 30)), self.rng)
+            block = ball(
+                net,
+                nodes[int(self.rng.integers(len(nodes)))],
+                int(self.rng.integers(3, 30)),
+                self.rng,
+            )
             walk.improve_block(block, prices * 2 * self.rng.random(), deadline)
         walk.descend(weight=np.inf, prices=None, deadline=deadline)
         record.offer(net, walk.states)

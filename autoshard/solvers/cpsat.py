@@ -82,14 +82,21 @@ def solve_network(
     objective: list[tuple[cp_model.IntVar, int]] = []
     for node, row in state.items():
         model.add_exactly_one(row)
-        objective += zip(row, net.costs[node].tolist(), strict=True)
+        for var, cost in zip(row, net.costs[node].tolist(), strict=True):
+            if cost < INF:
+                objective.append((var, cost))
+            else:
+                model.add(var == 0)
     for i, links in net.links.items():
         for j, matrix in links.items():
             if i < j:
                 objective += _add_pair(model, state[i], state[j], matrix)
     objective = [(var, cost) for var, cost in objective if cost]
-    total = cp_model.LinearExpr.weighted_sum(*map(list, zip(*objective, strict=True))) if (
-        objective) else 0
+    total = (
+        cp_model.LinearExpr.weighted_sum(*map(list, zip(*objective, strict=True)))
+        if (objective)
+        else 0
+    )
     model.minimize(total)
     if upper is not None:
         if upper - 1 < net.offset:
@@ -125,7 +132,7 @@ def solve_network(
         broken = broken_rows(net, states)
         if not len(broken):
             if status == cp_model.OPTIMAL:
-                return CpsatResult(states, cost_of(net, states), True)
+                return CpsatResult(states, net.offset + paid(net, states), True)
             return CpsatResult(states, bound, False)
         if deadline.left_s <= 0:
             return CpsatResult(best, bound, False)
@@ -135,9 +142,9 @@ def solve_network(
                 _add_row(model, net, state, row_index)
 
 
-def cost_of(net: Network, states: dict[int, int]) -> int:
-    """Cost of a choice on a network, its offset included; at least ``INF`` if it is forbidden."""
-    cost = net.offset + sum(int(net.costs[node][s]) for node, s in states.items())
+def paid(net: Network, states: dict[int, int]) -> int:
+    """What a choice on a network pays above the network's offset; ``INF`` or more if forbidden."""
+    cost = sum(int(net.costs[node][state]) for node, state in states.items())
     for i, links in net.links.items():
         for j, matrix in links.items():
             if i < j:

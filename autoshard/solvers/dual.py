@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,10 @@ class Dual:
         prices: Per memory row, the scaled cost of one byte.
         costs: Per node, what it charges now.
         links: As in a network, but both directions are views of one array.
-        floors: Per node and state, the best proved bound on choices with that state, scaled.
+        floors: Per node and state, the best proved bound on choices with that state, scaled, above
+            the network's own offset.
         order: Nodes in the order of the sweeps.
+        impossible: Some node has no allowed state.
     """
 
     net: Network
@@ -43,6 +46,7 @@ class Dual:
     links: dict[int, dict[int, Ints]]
     floors: dict[int, Ints]
     order: tuple[int, ...]
+    impossible: bool = False
     _forbidden: dict[int, dict[int, NDArray[np.bool_] | None]] = field(default_factory=dict)
 
     @classmethod
@@ -60,7 +64,7 @@ class Dual:
             prices=np.zeros(len(net.capacity), np.int64),
             costs={i: np.where(cost < INF, cost * scale, INF) for i, cost in net.costs.items()},
             links={i: {} for i in net.links},
-            floors={i: np.zeros(len(cost), np.int64) for i, cost in net.costs.items()},
+            floors={i: np.full(len(cost), -INF) for i, cost in net.costs.items()},
             order=tuple(sorted(net.costs)),
         )
         dual._forbidden = {i: {} for i in net.links}
@@ -80,10 +84,23 @@ class Dual:
         """Proved lower bound on the network's cost, its offset included."""
         return -(-self.offset // self.scale)
 
-    def set_prices(self, prices: Ints) -> None:
-        """Charge other prices for memory; the bound stays proved, and may fall."""
-        change = np.concatenate([[0], np.cumsum(prices - self.prices)])
-        self.offset -= int(((prices - self.prices).astype(object) * self.net.capacity).sum())
+    def set_prices(self, wanted: NDArray[np.float64]) -> None:
+        """Charge other prices for memory; the bound stays proved, and may fall.
+
+        Args:
+            wanted: Scaled cost of one byte per row, at least 0; rounded down, and all lowered alike
+                where the charges would not fit 64 bits.
+        """
+        sums = np.concatenate([[0.0], np.cumsum(wanted)])
+        charges = sum(
+            float(sums[part.end] - sums[part.first]) * float(part.usage.max())
+            for parts in self.net.segments.values()
+            for part in parts
+        )
+        prices = (wanted * min(1.0, _ROOM / max(charges, 1.0))).astype(np.int64)
+        moves = prices - self.prices
+        change = np.concatenate([[0], np.cumsum(moves)])
+        self.offset -= sum(map(mul, moves.tolist(), self.net.capacity.tolist()))
         for node, parts in self.net.segments.items():
             cost = self.costs[node].copy()
             for part in parts:
@@ -110,14 +127,14 @@ class Dual:
             total = total + low
         total = np.minimum(total, INF)
         least = int(total.min())
-        self.offset += least
         if least >= INF:
-            self.floors[node] = np.full(len(total), INF, np.int64)
+            self.impossible = True
             return
+        self.offset += least
         dead = total >= INF
         total = total - least
         total[dead] = INF
-        floor = np.where(dead, INF, total + self.offset)
+        floor = np.where(dead, INF, total + (self.offset - self.net.offset * self.scale))
         np.maximum(self.floors[node], floor, out=self.floors[node])
         here = place[node]
         ahead = sum((place[other] - here) * direction > 0 for other in links)
@@ -141,7 +158,9 @@ class Dual:
         for node in self.order:
             total = self.costs[node]
             for other, matrix in self.links[node].items():
-                total = total + (matrix[:, states[other]] if other in states else matrix.min(axis=1))
+                total = total + (
+                    matrix[:, states[other]] if other in states else matrix.min(axis=1)
+                )
             states[node] = int(total.argmin())
         return states
 

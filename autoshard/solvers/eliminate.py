@@ -171,8 +171,6 @@ def _minimise(
     axes = (node, *scope)
     shape = tuple(net.size(k) for k in axes)
     views = sorted((_spread(own, table, axes) for own, table in factors), key=lambda v: v.size)
-    if math.prod(shape) <= _DENSE:
-        return _add(views, shape).min(axis=0)
     out = np.full(shape[1:], INF, np.int64)
     chunk = max(1, _DENSE // math.prod(shape[1:]))
     for first in range(0, shape[0], chunk):

@@ -14,7 +14,6 @@ from autoshard.solvers.network import Network
 from autoshard.solvers.rows import add_memory
 from autoshard.solvers.solution import Deadline, Progress, Solution, Status
 
-
 _FREE_SHARE = 0.25  # of the time: for solving without the memory limit first
 
 

@@ -82,26 +82,21 @@ class Network:
         net = cls()
         spread = 0
         for node, cost in enumerate(problem.costs):
-            vector = np.where(cost >= FORBIDDEN, INF, cost)
-            low = int(vector.min())
-            vector = np.where(vector < INF, vector - low, INF) if low < INF else vector
-            net.offset += low if low < INF else 0
-            net.impossible |= low >= INF
+            low, high, vector = _clean(cost)
+            net.impossible |= bool((vector >= INF).all())
+            net.offset += low
+            spread += high
             net.costs[node], net.links[node] = vector, {}
             net.origin[node] = np.arange(len(vector))
-            spread += _largest(vector)
         cleaned: dict[int, tuple[int, int, Ints]] = {}
         uses: dict[int, int] = {}
         for matrix in problem.edge_costs:
             uses[id(matrix)] = uses.get(id(matrix), 0) + 1
         for (i, j), matrix in zip(problem.edges.tolist(), problem.edge_costs, strict=True):
             if id(matrix) not in cleaned:
-                allowed = matrix < FORBIDDEN
-                low = int(matrix[allowed].min()) if allowed.any() else 0
-                clean = np.where(allowed, matrix - low, INF)
-                cleaned[id(matrix)] = low, _largest(clean), clean
+                cleaned[id(matrix)] = _clean(matrix)
                 if uses[id(matrix)] > 1:
-                    net._share(clean)
+                    net._share(cleaned[id(matrix)][2])
             low, high, clean = cleaned[id(matrix)]
             net.offset += low
             spread += high
@@ -268,6 +263,11 @@ class Network:
         return rows, columns, rest if rest.any() else None
 
 
-def _largest(values: Ints) -> int:
-    """The largest cost that is not forbidden; 0 if there is none."""
-    return int(np.where(values < INF, values, 0).max(initial=0))
+def _clean(values: Ints) -> tuple[int, int, Ints]:
+    """The least allowed cost, how far the largest is above it, and all costs above it."""
+    allowed = values < FORBIDDEN
+    if not allowed.any():
+        return 0, 0, np.full_like(values, INF)
+    low = int(values[allowed].min())
+    high = int(values[allowed].max()) - low
+    return low, high, np.where(allowed, values - low, INF)

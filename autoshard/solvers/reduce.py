@@ -39,9 +39,9 @@ def reduce(net: Network, deadline: Deadline) -> None:
         deadline: When to stop; the network is a valid one at any time.
     """
     fresh = True
-    while net.changed and not net.impossible and deadline.left_s > 0:
+    while net.changed and not _over(net, deadline):
         for node in sorted(net.changed):
-            if net.impossible or deadline.left_s <= 0:
+            if _over(net, deadline):
                 return
             if node in net.costs:
                 tidy(net, node)
@@ -51,6 +51,10 @@ def reduce(net: Network, deadline: Deadline) -> None:
         again = _eliminate(net, deadline)
         again |= _merge_tied(net)
         net.changed = again & net.costs.keys()
+
+
+def _over(net: Network, deadline: Deadline) -> bool:
+    return net.impossible or deadline.left_s <= 0
 
 
 def tidy(net: Network, node: int) -> None:
@@ -142,7 +146,7 @@ def _eliminate(net: Network, deadline: Deadline) -> set[int]:
     net.changed = set()
     heap = [(_work(net, node), node) for node, row in net.links.items() if len(row) <= 2]
     heapq.heapify(heap)
-    while not net.impossible and deadline.left_s > 0:
+    while not _over(net, deadline):
         while net.changed:
             node = net.changed.pop()
             seen.add(node)
@@ -238,9 +242,10 @@ def min_plus(left: Ints, right: Ints) -> Ints:
         columns, column_kind = classes(right.T)
         if len(rows) * len(columns) < len(left) * right.shape[1]:
             return min_plus(left[rows], right[:, columns])[row_kind][:, column_kind]
-    if len(left) * right.size <= _DENSE:
-        return np.minimum((left[:, :, None] + right[None, :, :]).min(axis=1), INF)
     out = np.full((len(left), right.shape[1]), INF, np.int64)
+    if len(left) * right.size <= _DENSE:
+        np.minimum(out, (left[:, :, None] + right[None, :, :]).min(axis=1), out=out)
+        return out
     step = np.empty_like(out)
     right = np.ascontiguousarray(right)
     for x in range(len(right)):
@@ -313,6 +318,5 @@ def _merge_tied(net: Network) -> set[int]:
 def _tied(matrix: Ints) -> NDArray[np.intp] | None:
     """The one allowed row of each column; None if a column has another number of them."""
     allowed = matrix < INF
-    if (allowed.sum(axis=0) == 1).all():
-        return allowed.argmax(axis=0)
-    return None
+    only: NDArray[np.intp] = allowed.argmax(axis=0)
+    return only if (allowed.sum(axis=0) == 1).all() else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.solvers.cpsat import cost_of, excess
+from autoshard.solvers.cpsat import excess, paid
 from autoshard.solvers.eliminate import Elimination, plan_elimination
 from autoshard.solvers.network import INF, Ints, Network
 from autoshard.solvers.solution import Deadline
@@ -35,14 +35,14 @@ class Walk:
         return cls(net, dict(states), excess(net, states))
 
     @property
-    def cost(self) -> int:
-        """Cost of the choice, the network's offset included; at least ``INF`` if forbidden."""
-        return cost_of(self.net, self.states)
+    def paid(self) -> int:
+        """What the choice pays above the network's offset; ``INF`` or more if forbidden."""
+        return paid(self.net, self.states)
 
     @property
     def feasible(self) -> bool:
         """Nothing is forbidden and every memory row has room."""
-        return not (self.over > 0).any() and self.cost < INF
+        return not (self.over > 0).any() and self.paid < INF
 
     def local_costs(self, node: int) -> Ints:
         """What each state of a node would pay with its neighbours as they are."""
@@ -115,7 +115,8 @@ class Walk:
 
     def repair(self, prices: NDArray[np.float64], deadline: Deadline) -> None:
         """Bring the choice within the memory rows, at ever higher prices for overflow."""
-        spread = max(1.0, float(max((int(c[c < INF].max()) for c in self.net.costs.values()), default=1)))
+        allowed = [cost[cost < INF] for cost in self.net.costs.values()]
+        spread = float(max((cost.max(initial=0) for cost in allowed), default=0)) + 1.0
         most = max(1.0, float(self.over.max(initial=0)))
         weight = 1e-3 * spread / most
         for _ in range(30):
@@ -159,14 +160,14 @@ class Walk:
         ran = Elimination.run(sub, buckets, deadline)
         if ran is None or ran[0] >= INF:
             return False
-        before, old = self.cost, {node: self.states[node] for node in inside}
+        before, old = self.paid, {node: self.states[node] for node in inside}
         over_before = np.maximum(self.over, 0).sum()
         for node, state in ran[1].best().items():
             if state != old[node]:
                 self.move(node, state)
         self._local.clear()
         over = np.maximum(self.over, 0).sum()
-        after = self.cost
+        after = self.paid
         if over < over_before or (over == over_before and after < before):
             return True
         for node, state in old.items():
