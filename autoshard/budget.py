@@ -1,8 +1,11 @@
-"""Finding a plan whose memory fits: the solver's limit is moved until the plan's own count does.
+"""Finding a plan whose memory fits: bytes get a price where and when too many are held.
 
-The solver counts memory approximately, one interval per decision; the plan counts it step by step.
-Where the plan holds more than the limit the solver's is lowered, where the solver finds none it is
-raised again, and the gap between the two is halved until a plan fits.
+The cheapest plan without a limit comes first. While a plan holds more than the limit, every buffer
+that is held at an overfull moment, and every argument, gets a price per byte on top of what it has;
+the cheapest plan under these prices is next. Once one fits, the last rise of the prices is halved a
+few times in search of cheaper plans that fit. What memory costs in seconds is thus found out, and
+the solver needs no limit: its problem stays one of pairwise costs. The bound of the cost that it
+proves without a limit holds with one as well.
 """
 
 from __future__ import annotations
@@ -11,21 +14,71 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autoshard.errors import InfeasibleError
 from autoshard.graph import Graph
+from autoshard.memory import Footprint
 from autoshard.plan import Plan
 from autoshard.pricing import Priced
+from autoshard.problem import FORBIDDEN, Problem, evaluate
 from autoshard.reshard import layouts
 from autoshard.solvers import Progress, Solution, Solver, Status
 
-ROUNDS = 12
-"""How often the solver's limit is moved at most."""
+RAISES = 10
+"""How often prices are raised at most."""
 
-CLOSE = 0.01
-"""The search ends when the solver's limit is known to this fraction of the user's."""
+HALVINGS = 2
+"""How often the last rise of the prices is halved once a plan fits."""
+
+PATIENCE = 4
+"""After so many raises that made no plan leaner the search gives up."""
+
+UNHELD = 0.3
+"""Price of what could be held at an overfull moment but is not, as a share of what is: the plan
+after might hold it then."""
 
 HELD = 5
 """Tensors that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What holding a byte costs [ps/B].
+
+    Attributes:
+        arguments: Of any argument.
+        made: Per value of the graph, as it is made, ``[V]``.
+        moved: Per value of the graph, in another sharding than it is made in, ``[V]``.
+    """
+
+    arguments: float
+    made: NDArray[np.float64]
+    moved: NDArray[np.float64]
+
+    def towards(self, other: Prices, share: float) -> Prices:
+        """Prices between these and others."""
+        return Prices(
+            self.arguments + share * (other.arguments - self.arguments),
+            self.made + share * (other.made - self.made),
+            self.moved + share * (other.moved - self.moved),
+        )
+
+    def raised(self, graph: Graph, memory: Footprint, limit: int, by: float) -> Prices:
+        """These prices with ``by`` [ps/B] added per share of the limit that is held too much."""
+        live = np.array([nbytes for _, nbytes in memory.timeline] or [0], np.float64)
+        excess = np.maximum(live / limit - 1, 0.0)
+        worst = max(float(excess.max()), memory.peak_bytes / limit - 1)
+        made = np.zeros(len(self.made))
+        for value, (start, stop) in enumerate(windows(graph, memory)):
+            made[value] = UNHELD * excess[start : stop + 1].max(initial=0.0)
+        moved = made.copy()
+        for buffer in memory.buffers:
+            most = excess[buffer.start : buffer.stop].max(initial=0.0)
+            held = moved if buffer.resharded else made
+            held[buffer.value] = max(held[buffer.value], most)
+        return Prices(self.arguments + by * worst, self.made + by * made, self.moved + by * moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +88,7 @@ class Search:
     Attributes:
         graph: The program.
         priced: The problem.
-        interpret: Turns a solver's choices into a plan.
+        interpret: Turns a solver's choices into a plan and its memory.
         solver: The solver.
         limit: What one device may hold [bytes]; None for no limit.
         time_limit_s: Time for all rounds together [s].
@@ -44,71 +97,97 @@ class Search:
 
     graph: Graph
     priced: Priced
-    interpret: Callable[[Sequence[int]], Plan]
+    interpret: Callable[[Sequence[int]], tuple[Plan, Footprint]]
     solver: Solver
     limit: int | None
     time_limit_s: float
     progress: Callable[[Progress], None] | None = None
 
     def run(self) -> tuple[Plan, Solution]:
-        """The cheapest plan found that fits, and the solution it was read from.
+        """The cheapest plan found that fits, and its solution with a proved bound of its cost.
 
         Raises:
             InfeasibleError: None was found; says what is needed at least, and where.
         """
         if self.limit is not None and certain_bytes(self.graph, self.priced) > self.limit:
             raise self._too_large(self.limit, None)
-        if self.limit is not None:
-            return self._within(self.limit)
-        solution = self._solve(None, self.time_limit_s, None)
-        if not solution.choices:
-            raise self._impossible(solution)
-        return self.interpret(solution.choices), solution
+        deadline = time.perf_counter() + self.time_limit_s
+        free = replace(self.priced.problem, usage_limit=None)
+        first = self._solve(free, deadline, None)
+        if not first.choices:
+            raise self._impossible(first)
+        plan, memory = self.interpret(first.choices)
+        if self.limit is None or memory.peak_bytes <= self.limit:
+            return plan, first
+        return self._within(self.limit, free, deadline, first, plan, memory)
 
-    def _solve(
-        self, limit: int | None, time_limit_s: float, hint: Sequence[int] | None
-    ) -> Solution:
-        problem = replace(self.priced.problem, usage_limit=limit)
-        return self.solver.solve(
-            problem, time_limit_s=time_limit_s, hint=hint, progress=self.progress
+    def _within(
+        self,
+        limit: int,
+        free: Problem,
+        deadline: float,
+        first: Solution,
+        least: Plan,
+        memory: Footprint,
+    ) -> tuple[Plan, Solution]:
+        count = len(self.graph.values)
+        low = Prices(0.0, np.zeros(count), np.zeros(count))
+        by = max(1, first.cost) / limit
+        hint, best, high = first.choices, None, low
+        idle = 0
+        for _ in range(RAISES):
+            low, high, by = high, high.raised(self.graph, memory, limit, by), 2 * by
+            hint, plan, memory = self._under(free, high, deadline, hint)
+            if memory.peak_bytes <= limit:
+                best = plan, hint
+                break
+            idle += 1
+            if memory.peak_bytes < least.predicted.peak_bytes:
+                least, idle = plan, 0
+            if idle == PATIENCE or time.perf_counter() > deadline:
+                break
+        if best is None:
+            raise self._too_large(limit, least)
+        for _ in range(HALVINGS):
+            if time.perf_counter() > deadline:
+                break
+            middle = low.towards(high, 0.5)
+            hint, plan, memory = self._under(free, middle, deadline, hint)
+            if memory.peak_bytes > limit:
+                low = middle
+                continue
+            high = middle
+            if plan.predicted.step_s <= best[0].predicted.step_s:
+                best = plan, hint
+        plan, choices = best
+        found = evaluate(free, choices)
+        status = Status.OPTIMAL if found.cost <= first.lower_bound else Status.FEASIBLE
+        seconds = self.time_limit_s - (deadline - time.perf_counter())
+        return plan, replace(
+            first,
+            status=status,
+            choices=choices,
+            cost=found.cost,
+            peak_usage=found.peak_usage,
+            seconds=seconds,
         )
 
-    def _within(self, limit: int) -> tuple[Plan, Solution]:
-        deadline = time.perf_counter() + self.time_limit_s
-        least: Plan | None = None
-        hint: tuple[int, ...] | None = None
-        low: int = 0  # a solver's limit at which it finds no choices
-        high: int | None = None  # one at which the plan holds too much
-        wanted: int | None = limit
-        for _ in range(ROUNDS):
-            left = deadline - time.perf_counter()
-            if left <= 0 and least is not None:
-                break
-            solution = self._solve(wanted, max(0.5, left), hint)
-            if not solution.choices:
-                if wanted is None or solution.shortage is None:
-                    raise self._impossible(solution)
-                low, wanted = wanted, None if high is None else (wanted + high) // 2
-            else:
-                hint = solution.choices
-                plan = self.interpret(hint)
-                if plan.predicted.peak_bytes <= limit:
-                    return plan, solution
-                if least is None or plan.predicted.peak_bytes < least.predicted.peak_bytes:
-                    least = plan
-                high = solution.peak_usage
-                wanted = high - (plan.predicted.peak_bytes - limit)
-                if wanted <= low:
-                    wanted = (low + high) // 2
-            if high is not None and high - low <= CLOSE * limit:
-                break
-        raise self._too_large(limit, least)
+    def _under(
+        self, free: Problem, prices: Prices, deadline: float, hint: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], Plan, Footprint]:
+        """The cheapest plan under some prices; the last one if none is found in time."""
+        problem = priced_problem(self.graph, self.priced, free, prices)
+        choices = self._solve(problem, deadline, hint).choices or hint
+        return choices, *self.interpret(choices)
+
+    def _solve(self, problem: Problem, deadline: float, hint: tuple[int, ...] | None) -> Solution:
+        left = max(0.5, deadline - time.perf_counter())
+        return self.solver.solve(problem, time_limit_s=left, hint=hint, progress=self.progress)
 
     def _impossible(self, solution: Solution) -> InfeasibleError:
         if solution.status is Status.UNKNOWN:
             return InfeasibleError(
-                f"no plan that fits {self.limit} bytes of memory per device was found in time",
-                fix="give a longer time_limit_s, a larger mesh or a higher memory_limit",
+                "no plan was found in time", fix="give a longer time_limit_s or a smaller mesh"
             )
         return InfeasibleError(
             "the pins and constraints cannot all be met",
@@ -132,6 +211,89 @@ class Search:
             fix="raise memory_limit, use a larger mesh, or recompute activations with "
             "jax.checkpoint",
         )
+
+
+def windows(graph: Graph, memory: Footprint) -> list[tuple[int, int]]:
+    """Per value, the positions in the timeline from which and to which it is needed."""
+    end = len(memory.timeline)
+    first, last = [end] * (len(graph.ops) + 1), [-1] * (len(graph.ops) + 1)
+    first[-1] = last[-1] = end
+    for position, (index, _) in enumerate(memory.timeline):
+        first[index], last[index] = min(first[index], position), max(last[index], position)
+    readers: list[list[int]] = [[] for _ in graph.values]
+    for op in graph.ops:
+        for value in op.operands:
+            readers[value].append(op.index)
+        for value in (v for region in op.returned for v in region):
+            readers[value].append(op.index)
+    for value in graph.results:
+        readers[value].append(len(graph.ops))
+    for op in reversed(graph.ops):
+        if last[op.index] < 0:  # computed by what reads it
+            inside = [r for v in op.results for r in readers[v]]
+            first[op.index] = min((first[r] for r in inside), default=end)
+            last[op.index] = max((last[r] for r in inside), default=-1)
+        if op.parent >= 0:
+            first[op.parent] = min(first[op.parent], first[op.index])
+            last[op.parent] = max(last[op.parent], last[op.index])
+    return [
+        (
+            0 if tensor.op < 0 else first[tensor.op],
+            max((last[r] for r in readers[tensor.id]), default=-1),
+        )
+        for tensor in graph.values
+    ]
+
+
+def priced_problem(graph: Graph, priced: Priced, problem: Problem, prices: Prices) -> Problem:
+    """``problem`` with the price of the bytes that each choice holds added to its cost."""
+    mesh = priced.resharder.mesh
+
+    def nbytes(value: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        tensor = graph.values[value]
+        table = layouts(len(tensor.shape), mesh)
+        return np.asarray(tensor.nbytes / table.splits.prod(axis=1)[ids], np.float64)
+
+    costs = []
+    for node, cost in zip(priced.nodes, problem.costs, strict=True):
+        extra = np.zeros(len(cost))
+        for value, ids in zip(node.values, node.layouts, strict=node.kind != "hub"):
+            price = prices.made[value] + (prices.arguments if node.kind == "argument" else 0.0)
+            if price:
+                extra += price * nbytes(value, ids)
+        if node.strategies is not None and extra.any():
+            # Partial results are held beside what they are combined to.
+            extra *= np.array([2.0 if groups else 1.0 for groups in node.strategies.reduced])
+        costs.append(_plus(cost, extra))
+    known: dict[object, NDArray[np.int64]] = {}
+    matrices = []
+    for (i, _), matrix, (value, wanted) in zip(
+        problem.edges.tolist(), problem.edge_costs, priced.moved, strict=True
+    ):
+        price = prices.moved[value]
+        if price:
+            made = priced.nodes[i].layouts[_position(priced, i, value)]
+            key = (id(matrix), id(made), id(wanted), float(price), graph.values[value].nbytes)
+            if key not in known:
+                extra = (made[:, None] != wanted[None, :]) * (price * nbytes(value, wanted))
+                known[key] = _plus(matrix, extra)
+            matrix = known[key]
+        matrices.append(matrix)
+    return replace(problem, costs=tuple(costs), edge_costs=tuple(matrices))
+
+
+def _position(priced: Priced, node: int, value: int) -> int:
+    """Which of a node's layouts are those of ``value``; a hub has one."""
+    number, position = priced.maker[value]
+    return position if number == node else 0
+
+
+def _plus(cost: NDArray[np.int64], extra: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Costs with prices added; what is forbidden stays so."""
+    if not extra.any():
+        return cost
+    total = cost + np.rint(np.minimum(extra, FORBIDDEN / 1e4)).astype(np.int64)
+    return np.where(cost >= FORBIDDEN, cost, total)
 
 
 def argument_bytes(graph: Graph, priced: Priced) -> list[tuple[str, int]]:

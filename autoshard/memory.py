@@ -34,11 +34,30 @@ class Footprint:
         timeline: (index of an op, live bytes while it runs) in the order in which ops run; an op in
             a loop runs once.
         holders: What is live at the fullest moment, (name, bytes), the largest first.
+        buffers: Every buffer besides the arguments.
     """
 
     peak_bytes: int
     timeline: tuple[tuple[int, int], ...]
     holders: tuple[tuple[str, int], ...]
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer and when it is held.
+
+    Attributes:
+        value: Id of the graph's value that it is, or is a copy of.
+        resharded: Whether it is that value in another sharding than it was made in.
+        start: Position in the timeline from which it is held.
+        stop: Position from which it is not.
+    """
+
+    value: int
+    resharded: bool
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +105,12 @@ def footprint(graph: Graph, program: LocalProgram, compiler: Compiler) -> Footpr
         merged[name] = merged.get(name, 0) + nbytes
     shown = sorted((h for h in merged.items() if h[1]), key=lambda h: -h[1])[:SHOWN]
     timeline = tuple((op, base + b) for op, b in peak.timeline)
-    return Footprint(base + max(results, peak.nbytes), timeline, tuple(shown))
+    buffers = []
+    for value, start, stop in peak.spans:
+        kernel, source = run.copies[value], values[value].source
+        own = kernel.op is None or kernel.source == graph.values[source].op
+        buffers.append(Buffer(source, not own, start, stop))
+    return Footprint(base + max(results, peak.nbytes), timeline, tuple(shown), tuple(buffers))
 
 
 def occupancy(program: LocalProgram, compiler: Compiler) -> Occupancy:

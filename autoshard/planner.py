@@ -17,7 +17,7 @@ from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, 
 from autoshard.errors import InputError
 from autoshard.graph import Graph, Op, extract
 from autoshard.local import Decisions, localize
-from autoshard.memory import footprint
+from autoshard.memory import Footprint, footprint
 from autoshard.plan import (
     BoundaryPlan,
     MemoryHolder,
@@ -129,8 +129,8 @@ class _Moves:
 
 def interpret(
     graph: Graph, priced: Priced, mesh: MeshShape, model: CostModel, choices: Sequence[int]
-) -> Plan:
-    """Turn one choice per node into a plan; every total is recomputed from the choices."""
+) -> tuple[Plan, Footprint]:
+    """Turn one choice per node into a plan and what it holds; totals come from the choices."""
     sharding = _value_shardings(graph, priced, mesh, choices)
     ops = tuple(
         plan
@@ -158,7 +158,7 @@ def interpret(
     compute_s = sum(op.seconds * op.trips for op in counted)
     compute_s += sum(s for block, s in moves.slices if block not in left_out)
     communication_s = sum(c.seconds * c.trips for c in collectives)
-    return Plan(
+    found = Plan(
         mesh=mesh,
         cost_model=model.name,
         arguments=_boundaries(graph, mesh, sharding),
@@ -185,6 +185,7 @@ def interpret(
         signature=graph.signature(),
         fingerprint=hashlib.sha256(f"{graph.fingerprint()} {mesh}".encode()).hexdigest(),
     )
+    return found, memory
 
 
 def _is_product(

@@ -64,6 +64,8 @@ class Priced:
     Attributes:
         problem: What a solver sees; costs in picoseconds, usages in bytes.
         nodes: One per node of the problem.
+        moved: Per edge of the problem, the value that is read and the layout ids that its reader
+            wants of it, one per choice.
         maker: Per value, (node, position among that node's values); (-1, 0) for free values.
         fusion: The fusion model's outcome the bytes were counted with.
         resharder: Prices and paths of reshards.
@@ -71,6 +73,7 @@ class Priced:
 
     problem: Problem
     nodes: tuple[Node, ...]
+    moved: tuple[tuple[int, NDArray[np.int64]], ...]
     maker: tuple[tuple[int, int], ...]
     fusion: Fusion
     resharder: Resharder
@@ -160,6 +163,7 @@ class _Builder:
         self.extra: dict[int, NDArray[np.float64]] = {}  # node -> cost of fixed readers [s]
         self.edges: list[tuple[int, int]] = []
         self.matrices: list[NDArray[np.int64]] = []
+        self.moved: list[tuple[int, NDArray[np.int64]]] = []
         self.known: dict[object, NDArray[np.int64]] = {}
         self.hubs: dict[tuple[int, tuple[int, int]], int] = {}
         self.free_layouts: dict[tuple[int, ...], NDArray[np.int64]] = {}
@@ -184,6 +188,7 @@ class _Builder:
         return Priced(
             problem=self._problem(memory_limit),
             nodes=tuple(self.nodes),
+            moved=tuple(self.moved),
             maker=tuple(self.maker),
             fusion=self.fusion,
             resharder=self.resharder,
@@ -377,6 +382,7 @@ class _Builder:
             prices = self.resharder.seconds(tensor.shape, self._sent(tensor))
             self.known[key] = _whole(prices[np.ix_(made, wanted)] * trips)
         self.edges.append((number, reader))
+        self.moved.append((value, wanted))
         self.matrices.append(self.known[key])
 
     def _problem(self, memory_limit: int | None) -> Problem:
