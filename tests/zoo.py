@@ -410,7 +410,7 @@ def scatters(x: Any, ids: Any, u: Any) -> Any:
         x.at[ids].max(u),
         x.at[ids[0]].set(u[0]),
         jax.ops.segment_sum(u, ids, 16),
-        x.at[:, ids[:4]].multiply(2.0) if False else x.at[3:7].set(1.0),
+        x.at[3:7].set(1.0),
     )
 
 
@@ -447,7 +447,7 @@ def experts(gate: Any, x: Any, w1: Any, w2: Any) -> Any:
     probs, which = lax.top_k(jax.nn.softmax(gate[:, :4]), 2)
     mask = jax.nn.one_hot(which, 4)
     place = jnp.cumsum(mask.reshape(-1, 4), 0).reshape(mask.shape) * mask - mask
-    slots = jax.nn.one_hot(place, 8) * mask[..., None]
+    slots = jax.nn.one_hot(place.astype(jnp.int32), 8) * mask[..., None]
     dispatch = slots.sum(1)
     combine = (slots * probs[..., None, None]).sum(1)
     y = jnp.einsum("tec,td->ecd", dispatch, x)
