@@ -161,13 +161,11 @@ class Kernels:
     Attributes:
         kernels: In program order.
         root: The value in whose buffer a value is, where that is another one.
-        materials: Values that take no memory: constants.
         returned: Per value that the block gives back, the buffer it is in; None for a constant.
     """
 
     kernels: tuple[Kernel, ...]
     root: dict[int, int]
-    materials: frozenset[int]
     returned: tuple[int | None, ...]
 
 
@@ -278,8 +276,7 @@ class _Fuser:
         returned = tuple(
             None if self._is_material(self._root(v)) else self._root(v) for v in self.block.returned
         )
-        materials = frozenset(v for v in self.maker if self._is_material(v))
-        return Kernels(tuple(found), self.root, materials, returned)
+        return Kernels(tuple(found), self.root, returned)
 
     def _root(self, value: int) -> int:
         return self.root.get(value, value)
@@ -418,7 +415,7 @@ class _Fuser:
     ) -> dict[int, bool]:
         reads: dict[int, bool] = {}
         elementwise = op.kind in ELEMENTWISE
-        nbytes = self.values[op.outputs[0]].nbytes
+        count = math.prod(self.values[op.outputs[0]].shape)
         for position, value in enumerate(op.inputs):
             root = self._root(value)
             how = self._how(op, position)
@@ -433,7 +430,7 @@ class _Fuser:
                 continue
             fused = op.kind in FUSIBLE and how == "soft"
             for read, same in self._through(root, fused).items():
-                same = same and elementwise and self.values[read].nbytes == nbytes
+                same = same and elementwise and math.prod(self.values[read].shape) == count
                 if op.kind == "dynamic_update_slice":
                     same = position == 0
                 reads[read] = reads.get(read, True) and same

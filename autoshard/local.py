@@ -63,7 +63,8 @@ class LocalOp:
         axes: Of a collective, the mesh axes it runs over.
         dims: Of a gather or scatter, its dimension; of a reduction, those reduced away.
         sides: Of a dot, what each operand is multiplied over.
-        blocks: A loop's body, or the branches of a case.
+        blocks: A loop's body, or the branches of a case. A loop carries only what it changes: its
+            first inputs are what each output starts from.
     """
 
     kind: str
@@ -297,17 +298,24 @@ class _Expander:
 
     def _regions(self, op: Op, inputs: tuple[int, ...], results: Sequence[Sharding]) -> None:
         is_loop = op.name == "stablehlo.while"
+        # What a loop carries unchanged needs no carrying: its body reads it from outside.
+        kept = [k for k, v in enumerate(op.results) if not (is_loop and v == op.returned[0][k])]
+        carried = [(op.results[k], results[k]) for k in kept]
+        for k in set(range(len(op.results))) - set(kept):
+            self.at[op.results[k]], self.shardings[op.results[k]] = inputs[k], results[k]
         blocks = []
         for number, returned in enumerate(op.returned):
-            params: tuple[int, ...] = ()
-            if is_loop:
-                params = tuple(self._name(v, s) for v, s in zip(op.results, results, strict=True))
+            params = tuple(self._name(v, s) for v, s in carried) if is_loop else ()
             place = (op.index, number + is_loop)
             loop = (op, inputs) if is_loop else None
-            blocks.append(self._block(place, params, returned, results, loop))
-        outputs = tuple(self._name(v, s) for v, s in zip(op.results, results, strict=True))
-        inputs += tuple(v for block in blocks for v in _captured(block) if v not in inputs)
-        self._add(LocalOp(op.kind, inputs, outputs, op.index, blocks=tuple(blocks)))
+            back = [returned[k] for k in kept]
+            blocks.append(self._block(place, params, back, [results[k] for k in kept], loop))
+        outputs = tuple(self._name(v, s) for v, s in carried)
+        operands = tuple(inputs[k] for k in kept) if is_loop else inputs
+        read = dict.fromkeys(v for block in blocks for v in _captured(block))
+        operands += tuple(v for v in read if v not in operands)
+        if outputs:
+            self._add(LocalOp(op.kind, operands, outputs, op.index, blocks=tuple(blocks)))
 
     def _whole(self, value: int) -> Sharding:
         return replicated(len(self.graph.values[value].shape))

@@ -86,13 +86,12 @@ def footprint(graph: Graph, program: LocalProgram, compiler: Compiler) -> Footpr
     """
     values = list(program.values)
     if compiler == "cpu":
-        values = _widened(values, program.main.params)
+        values = _widened(values, program.main)
     arguments = [values[v].nbytes for v in program.main.params]
     tied_results = {r for _, r in program.ties}
     run = _Run(values, compiler)
     given = {program.main.params[a]: program.main.returned[r] for a, r in program.ties}
-    free = {program.main.returned[r] for r in tied_results}
-    peak = run.block(program.main, given, free)
+    peak = run.block(program.main, given, donated=True)
     base = sum(arguments)
     results = sum(
         values[v].nbytes for r, v in enumerate(program.main.returned) if r not in tied_results
@@ -118,8 +117,7 @@ def occupancy(program: LocalProgram, compiler: Compiler) -> Occupancy:
     values = list(program.values)
     run = _Run(values, compiler)
     given = {program.main.params[a]: program.main.returned[r] for a, r in program.ties}
-    free = {program.main.returned[r] for _, r in program.ties}
-    peak = run.block(program.main, given, free)
+    peak = run.block(program.main, given, donated=True)
     buffers: dict[int, list[tuple[int, int]]] = {}
     for value, start, stop in peak.spans:
         buffers.setdefault(values[value].source, []).append((start, stop))
@@ -200,9 +198,9 @@ def _axes(kernel: Kernel) -> tuple[str, ...]:
     return kernel.op.axes if kernel.op is not None else ()
 
 
-def _widened(values: Sequence[LocalValue], params: Sequence[int]) -> list[LocalValue]:
-    """XLA:CPU computes half-precision floats in f32; arguments stay as they are."""
-    kept = set(params)
+def _widened(values: Sequence[LocalValue], main: LocalBlock) -> list[LocalValue]:
+    """XLA:CPU computes half-precision floats in f32; arguments and results stay as they are."""
+    kept = {*main.params, *main.returned}
     return [
         replace(v, dtype="f32", nbytes=2 * v.nbytes) if v.dtype in _HALVES and k not in kept else v
         for k, v in enumerate(values)
@@ -234,13 +232,13 @@ class _Run:
         self.values, self.compiler = values, compiler
         self.copies: dict[int, Kernel] = {}  # value -> what made it
 
-    def block(self, block: LocalBlock, given: Mapping[int, int], free: set[int]) -> _Peak:
+    def block(self, block: LocalBlock, given: Mapping[int, int], donated: bool) -> _Peak:
         """The peak of a block.
 
         Args:
             block: The block.
             given: Parameters whose buffer takes a returned value, with that value.
-            free: Returned values that have a buffer outside already.
+            donated: Whether these parameters are buffers of the caller's, which count elsewhere.
         """
         fused = kernels(block, self.values, self.compiler)
         order: Sequence[Kernel] = fused.kernels
@@ -254,13 +252,15 @@ class _Run:
             for k, kernel in enumerate(order)
             if kernel.op is not None and kernel.op.blocks
         }
-        walk = _Walk(self.values, order, fused, given, free)
+        walk = _Walk(self.values, order, fused, given, donated)
         return walk.run(nested)
 
     def _nested(self, op: LocalOp, block: LocalBlock) -> _Peak:
         if op.kind != "while":
-            return self.block(block, {}, set())
-        return self.block(block, dict(zip(block.params, block.returned, strict=True)), set())
+            return self.block(block, {}, donated=False)
+        return self.block(
+            block, dict(zip(block.params, block.returned, strict=True)), donated=False
+        )
 
 
 class _Walk:
@@ -272,13 +272,11 @@ class _Walk:
         order: Sequence[Kernel],
         fused: Kernels,
         given: Mapping[int, int],
-        free: set[int],
+        donated: bool,
     ) -> None:
         self.values, self.order = values, order
         self.root = fused.root
         self.made = {v for kernel in order for v in kernel.outputs}
-        self.materials = fused.materials
-        self.outside = {self._root(v) for v in free}
         self.given = {p: self._root(v) for p, v in given.items()}
         self.last: dict[int, int] = {}
         for t, kernel in enumerate(order):
@@ -286,13 +284,15 @@ class _Walk:
                 self.last[value] = t
         self.last.update({v: len(order) for v in fused.returned if v is not None})
         self.same: dict[int, int] = {}  # loop result -> the buffer it took over
-        self.empty: set[int] = set()
         for t, kernel in enumerate(order):
             if kernel.op is not None and kernel.op.kind == "while":
                 self._carry(t, kernel.op)
         for value, t in list(self.last.items()):
             buffer = self._buffer(value)
             self.last[buffer] = max(self.last.get(buffer, t), t)
+        self.outside = {
+            value for p, value in self.given.items() if donated and self._may_replace(p, value)
+        }
 
     def _root(self, value: int) -> int:
         return self.root.get(value, value)
@@ -302,21 +302,22 @@ class _Walk:
             value = self.same[value]
         return value
 
+    def _may_replace(self, param: int, value: int) -> bool:
+        """Whether a result can be written into the donated argument: nothing reads that later."""
+        buffer = self._buffer(value)
+        read = self.last.get(param, -1)
+        for t, kernel in enumerate(self.order):
+            if buffer in kernel.outputs:
+                return read < t or (read == t and kernel.reads.get(param, False))
+        return True
+
     def _carry(self, time: int, loop: LocalOp) -> None:
         """Which buffers a loop goes on with, and which it has to copy."""
-        (body,) = loop.blocks
         taken: set[int] = set()
         for position, out in enumerate(loop.outputs):
             init = self._root(loop.inputs[position])
-            exists = init not in self.materials
-            if body.returned[position] == body.params[position]:
-                if exists:
-                    self.same[out] = init
-                else:
-                    self.empty.add(out)
-                continue
             ours = init in self.made or self.given.get(init) == out
-            if exists and ours and init not in taken and self.last.get(init) == time:
+            if ours and init not in taken and self.last.get(init) == time:
                 self.same[out] = init
                 taken.add(init)
 
@@ -331,7 +332,7 @@ class _Walk:
             now = len(timeline)
             for position, value in enumerate(kernel.outputs):
                 nbytes = self.values[value].nbytes
-                if self._buffer(value) != value or value in self.outside or value in self.empty:
+                if self._buffer(value) != value or value in self.outside:
                     continue
                 place = self._place(kernel, t, nbytes, alive) if position == 0 else None
                 if place is None:
