@@ -114,7 +114,7 @@ class Search:
         deadline = time.perf_counter() + self.time_limit_s
         free = replace(self.priced.problem, usage_limit=None)
         first = self._solve(free, deadline, None)
-        if not first.choices:
+        if not first.choices and self.priced.nodes:
             raise self._impossible(first)
         plan, memory = self.interpret(first.choices)
         if self.limit is None or memory.peak_bytes <= self.limit:

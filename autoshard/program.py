@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from jax.extend.mlir import ir, passmanager
 
@@ -234,10 +234,10 @@ def _needless(loop: ir.Operation, used: list[bool]) -> set[int]:
             if value in position and position[value] not in wanted | same:
                 wanted.add(position[value])
                 values.append(returned[position[value]])
-        elif owner not in seen:
-            seen.add(owner)
-            for operation in (owner, *_nested(owner)):
-                values += operation.operands
+        elif (made := cast(ir.Operation, owner)) not in seen:
+            seen.add(made)
+            for inner in (made, *_nested(made)):
+                values += inner.operands
     return set(range(len(returned))) - wanted
 
 
@@ -373,7 +373,7 @@ def _constrain_like(value: Value, argument: Value) -> None:
     maker = value.owner
     if isinstance(maker, ir.Block) or maker.name != "sdy.sharding_constraint":
         return
-    first = argument.owner.operations[0]
+    first = cast(ir.Block, argument.owner).operations[0]
     same = maker.clone(ir.InsertionPoint(first)).operation
     argument.replace_all_uses_with(same.results[0])
     same.operands[0] = argument

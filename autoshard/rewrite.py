@@ -15,9 +15,10 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
 from autoshard.errors import PlanMismatchError
-from autoshard.graph import MATERIALS, add_rules, read_rule
+from autoshard.extract import add_rules, read_rule
 from autoshard.plan import OpPlan, Plan
 from autoshard.program import (
+    MATERIALS,
     REGION_OPS,
     TERMINATORS,
     carry_captures,
@@ -137,12 +138,10 @@ class _Writer:
                     self.numbers[argument] = self.numbers[value]
                     inside.append(self._constrain(argument, sharding, None))
                 if number == 1:
-                    returned = terminator(block).operands
-                    for value, outside, end in zip(
-                        inside, operation.operands, returned, strict=True
-                    ):
-                        if value == end:
-                            self.unchanged[value] = outside, operation
+                    ends = terminator(block).operands
+                    for carried, outside, end in zip(inside, operation.operands, ends, strict=True):
+                        if carried == end:
+                            self.unchanged[carried] = outside, operation
             returned = None if is_loop and number == 0 else plan.results
             self._block(block, operations, returned)
 
@@ -181,7 +180,9 @@ class _Writer:
             if loop is not None and loop[1].regions[1].blocks[0] == before.block:
                 value, before = loop
             elif value in self.roots and _maker(value).block != before.block:
-                before = before.parent.operation  # the value is made before an outer loop
+                before = cast(
+                    ir.Operation, before.parent
+                ).operation  # the value is made before an outer loop
             else:
                 return value, before
 
@@ -250,7 +251,7 @@ class _Writer:
 
 
 def _maker(value: Value) -> ir.Operation:
-    return cast(ir.Operation, value.owner.operation)
+    return cast(ir.Operation, value.owner).operation
 
 
 def _planned(block: ir.Block) -> list[ir.Operation]:

@@ -14,7 +14,7 @@ from autoshard.cost_models import COST_MODELS, default_cost_model
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError
 from autoshard.execute import Placement, Traced, lower_for_planning, module_of
-from autoshard.graph import extract
+from autoshard.extract import extract
 from autoshard.plan import Plan
 from autoshard.planner import plan_module
 from autoshard.program import Boundary, normalize

@@ -89,7 +89,7 @@ def _whole_in_convolution(
     if features > 1 or batches > 1:
         every = {f for tensor in (lhs, kernel, out) for factors in tensor for f in factors}
         batch = {*lhs[numbers.input_batch_dimension]} & {*out[numbers.output_batch_dimension]}
-        holes = list(operation.attributes["lhs_dilation"])
+        holes = list(ir.DenseI64ArrayAttr(operation.attributes["lhs_dilation"]))
         return frozenset(every if batches > 1 or max(holes, default=1) > 1 else every - batch)
     dims = [lhs[d] for d in numbers.input_spatial_dimensions]
     dims += [kernel[d] for d in numbers.kernel_spatial_dimensions]

@@ -303,10 +303,10 @@ def _unsharded(executable: Executable, values: Sequence[Any]) -> Sequence[Any]:
     """What the function itself returns; on the mesh only if it cannot be traced without one."""
     flat = executable.traced.flat
     try:
-        return jax.jit(flat)(*values)
+        return list(jax.jit(flat)(*values))
     except (RuntimeError, ValueError):  # a PartitionSpec or shard_map inside needs a mesh
         with jax.set_mesh(executable.traced.auto_mesh):
-            return jax.jit(flat)(*values)
+            return list(jax.jit(flat)(*values))
 
 
 def relative_error(ours: Any, theirs: Any) -> float:

@@ -55,19 +55,26 @@ class Work:
 
 @runtime_checkable
 class CostModel(Protocol):
-    """Prices of compute, memory traffic and communication on one kind of device.
+    """Prices of compute, memory traffic and communication on one kind of device."""
 
-    Attributes:
-        name: How it is called on the command line, e.g. ``v5e``.
-        memory_bytes: Memory of one device [bytes]; None where no limit applies.
-        compiler: Which of XLA's compilers makes the program. It decides whether an all-reduce
-            followed by a slice becomes a reduce-scatter (on TPU and GPU, not on CPU), in which
-            order ops run and what they hold meanwhile.
-    """
+    @property
+    def name(self) -> str:
+        """How it is called on the command line, e.g. ``v5e``."""
+        ...
 
-    name: str
-    memory_bytes: float | None
-    compiler: Compiler
+    @property
+    def memory_bytes(self) -> float | None:
+        """Memory of one device [bytes]; None where no limit applies."""
+        ...
+
+    @property
+    def compiler(self) -> Compiler:
+        """Which of XLA's compilers makes the program.
+
+        It decides whether an all-reduce followed by a slice becomes a reduce-scatter (on TPU and
+        GPU, not on CPU), in which order ops run and what they hold meanwhile.
+        """
+        ...
 
     def compute_s(self, work: Work) -> Floats:
         """Time the arithmetic units are busy [s], ``[S]``."""

@@ -19,7 +19,8 @@ from autoshard.cost_models.protocol import (
     Work,
     wire_bytes,
 )
-from autoshard.graph import Graph, extract
+from autoshard.extract import extract
+from autoshard.graph import Graph
 from autoshard.program import Boundary, normalize
 from autoshard.shardings import MeshShape, Sharding
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "autoshard"
 # A module may import modules of its own layer and of those above it in this list, never below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "table", "shardings"),
-    ("traps", "graph", "problem", "program", "signature", "pins"),
+    ("traps", "graph", "counting", "extract", "problem", "program", "signature", "pins"),
     ("cost_models", "solvers", "passes"),
     (
         "reads",
@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("plan", "plan_text", "rewrite", "execute"),
     ("budget",),
+    ("interpret",),
     ("planner",),
     ("validate", "report"),
     ("search",),

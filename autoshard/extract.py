@@ -1,0 +1,287 @@
+"""From a normalized module to a graph: MLIR values to ids, rules from Shardy, regions to reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jax.extend.mlir import ir, passmanager
+from jax.extend.mlir.dialects import sdy
+
+from autoshard.counting import combiner_of, flops_of, trip_count
+from autoshard.errors import InputError
+from autoshard.graph import ALIASES, FactorKind, Graph, Op, Rule, Tensor
+from autoshard.program import (
+    MATERIALS,
+    MAX_FREE_DEPTH,
+    REGION_OPS,
+    Boundary,
+    Value,
+    main_block,
+    source_of,
+    terminator,
+    walk,
+)
+from autoshard.shardings import MeshShape, Sharding
+from autoshard.traps import whole_factors
+
+_BITS = {"i1": 8, "complex<f32>": 64, "complex<f64>": 128, "tf32": 32, "index": 64}
+
+
+def extract(
+    module: ir.Module,
+    mesh: MeshShape,
+    arguments: Sequence[Boundary],
+    results: Sequence[Boundary],
+    ties: Sequence[tuple[int, int]] = (),
+) -> Graph:
+    """Read a normalized module into a graph; sharding rules are added to the module on the way.
+
+    Args:
+        module: As :func:`autoshard.program.normalize` leaves it.
+        mesh: The mesh that shardings inside the program refer to.
+        arguments: The caller's view of each argument of ``main``.
+        results: The caller's view of each result of ``main``.
+        ties: Pairs (argument position, result position) that share a buffer.
+
+    Raises:
+        InputError: The program prescribes a sharding on other axes than the mesh has.
+    """
+    with module.context:
+        add_rules(module)
+        return _Reader(module, mesh).read(tuple(arguments), tuple(results), tuple(ties))
+
+
+def add_rules(module: ir.Module) -> None:
+    """Have Shardy put its sharding rule on every op that has one."""
+    passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(
+        module.operation
+    )
+
+
+class _Reader:
+    """The walk: MLIR values to ids, regions to returned values, loops to trip counts."""
+
+    def __init__(self, module: ir.Module, mesh: MeshShape) -> None:
+        self.module, self.mesh = module, mesh
+        self.values: list[Tensor] = []
+        self.ids: dict[Value, int] = {}
+        self.depth: dict[int, int] = {}  # free values: length of the chain to a constant
+        self.rules: dict[tuple[ir.Attribute, str], Rule] = {}
+        self.ops: list[Op] = []
+        self.unknown: list[int] = []
+        self.trips: dict[int, int] = {-1: 1}
+
+    def read(
+        self,
+        arguments: tuple[Boundary, ...],
+        results: tuple[Boundary, ...],
+        ties: tuple[tuple[int, int], ...],
+    ) -> Graph:
+        block = main_block(self.module)
+        argument_ids = tuple(
+            self._value(a, -1, position) for position, a in enumerate(block.arguments)
+        )
+        operations = list(walk(block))
+        for index, (parent, region, operation) in enumerate(operations):
+            self._op(index, parent, region, operation)
+        ops = tuple(self._with_returned(op, operations[op.index][2]) for op in self.ops)
+        result_ids = tuple(self.ids[v] for v in terminator(block).operands)
+        return Graph(
+            ops=ops,
+            values=tuple(self.values),
+            arguments=argument_ids,
+            results=result_ids,
+            ties=ties,
+            argument_info=arguments,
+            result_info=results,
+            unknown_trips=tuple(self.unknown),
+        )
+
+    def _value(self, value: Value, op: int, position: int, depth: int = 0, alias: int = -1) -> int:
+        shape, dtype, nbytes = _type(value.type)
+        number = len(self.values)
+        root = number if alias < 0 else self.values[alias].alias
+        new = Tensor(number, shape, dtype, nbytes, op, position, root, depth > 0)
+        self.values.append(new)
+        self.ids[value] = new.id
+        if depth:
+            self.depth[new.id] = depth
+        return new.id
+
+    def _op(self, index: int, parent: int, region: int, operation: ir.Operation) -> None:
+        name = operation.name
+        operands = tuple(self.ids[v] for v in operation.operands)
+        rule = self._rule(operation)
+        fixed = self._fixed(operation)
+        around = self.trips[parent]
+        body_trips = around
+        if name in ALIASES or _is_alias(operation, fixed):
+            results = tuple(
+                self._value(v, index, k, alias=-1 if self.values[o].free else o)
+                for k, (v, o) in enumerate(zip(operation.results, operands, strict=True))
+            )
+        else:
+            depth = self._free_depth(operation, operands, rule)
+            results = tuple(
+                self._value(v, index, k, depth) for k, v in enumerate(operation.results)
+            )
+        if name == "stablehlo.while":
+            count = trip_count(operation)
+            if count is None:
+                self.unknown.append(index)
+            body_trips = around * (1 if count is None else count)
+            for inside in operation.regions:
+                for argument, value in zip(inside.blocks[0].arguments, results, strict=True):
+                    self.ids[argument] = value
+        self.trips[index] = body_trips
+        self.ops.append(
+            Op(
+                index=index,
+                name=name,
+                operands=operands,
+                results=results,
+                returned=(),
+                rule=rule or _elementwise(operation),
+                parent=parent,
+                region=region,
+                trips=around,
+                body_trips=body_trips,
+                flops=flops_of(operation, rule),
+                combiner=combiner_of(operation),
+                fixed=fixed,
+                source=source_of(operation),
+            )
+        )
+
+    def _with_returned(self, op: Op, operation: ir.Operation) -> Op:
+        if op.name not in REGION_OPS:
+            return op
+        regions = list(operation.regions)
+        bodies = regions[1:] if op.name == "stablehlo.while" else regions
+        returned = tuple(
+            tuple(self.ids[v] for v in terminator(r.blocks[0]).operands) for r in bodies
+        )
+        return replace(op, returned=returned)
+
+    def _rule(self, operation: ir.Operation) -> Rule | None:
+        if "sdy.sharding_rule" not in operation.attributes:
+            return None
+        attribute = operation.attributes["sdy.sharding_rule"]
+        key = (attribute, operation.name)
+        if key not in self.rules:
+            self.rules[key] = read_rule(operation)
+        return self.rules[key]
+
+    def _free_depth(
+        self, operation: ir.Operation, operands: tuple[int, ...], rule: Rule | None
+    ) -> int:
+        """Length of the chain from constants if the op is free, else 0."""
+        if operation.name in MATERIALS:
+            return 1
+        if rule is None or len(operation.results) != 1 or len(operation.regions):
+            return 0
+        if operation.name.startswith("sdy.") or not all(self.values[v].free for v in operands):
+            return 0
+        if not operands or any(kind != "pass" for kind in rule.kinds):
+            return 0
+        depth = 1 + max(self.depth[v] for v in operands)
+        return depth if depth <= MAX_FREE_DEPTH else 0
+
+    def _fixed(
+        self, operation: ir.Operation
+    ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None:
+        if operation.name == "sdy.sharding_constraint":
+            sharding = self._closed(sdy.TensorShardingAttr(operation.attributes["sharding"]))
+            if sharding is None or "@empty_mesh" in str(operation.attributes["sharding"]):
+                return None
+            return (sharding,), (sharding,)
+        if operation.name == "sdy.manual_computation":
+            sides = []
+            for side in ("in_shardings", "out_shardings"):
+                per_value = sdy.TensorShardingPerValueAttr(operation.attributes[side])
+                read = [self._closed(sdy.TensorShardingAttr(s)) for s in per_value.shardings]
+                if any(s is None for s in read):
+                    return None
+                sides.append(tuple(s for s in read if s is not None))
+            return sides[0], sides[1]
+        return None
+
+    def _closed(self, attribute: sdy.TensorShardingAttr) -> Sharding | None:
+        """The sharding prescribed; None if it leaves everything open.
+
+        Where it leaves a dimension open, that dimension gets the axes named and no more.
+        """
+        dimensions = [sdy.DimensionShardingAttr(d) for d in attribute.dimension_shardings]
+        sharding = tuple(tuple(sdy.AxisRefAttr(a).name for a in d.axes) for d in dimensions)
+        for axis in (a for dim in sharding for a in dim):
+            if axis not in self.mesh.names:
+                raise InputError(
+                    f"the function prescribes a sharding over the axis {axis!r}, "
+                    f"which the mesh ({self.mesh}) does not have",
+                    fix="use the mesh that autoshard was given in with_sharding_constraint",
+                )
+        return sharding if any(sharding) or all(d.is_closed for d in dimensions) else None
+
+
+def _is_alias(
+    operation: ir.Operation, fixed: tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None
+) -> bool:
+    """A constraint that says nothing (open, or on an empty mesh) only passes its operand on."""
+    return operation.name == "sdy.sharding_constraint" and fixed is None
+
+
+def _type(type_: ir.Type) -> tuple[tuple[int, ...], str, int]:
+    tensor = ir.RankedTensorType(type_)
+    shape = tuple(tensor.shape)
+    dtype = str(tensor.element_type)
+    bits = _BITS.get(dtype)
+    if bits is None:
+        digits = "".join(c for c in dtype.lower().removeprefix("ui").lstrip("bfiu") if c.isdigit())
+        bits = 8 if dtype.startswith("f8") else int(digits or 32)
+    return shape, dtype, math.ceil(math.prod(shape) * bits / 8)
+
+
+def read_rule(operation: ir.Operation) -> Rule:
+    """The sharding rule that Shardy put on an op."""
+    attribute = sdy.OpShardingRuleAttr(operation.attributes["sdy.sharding_rule"])
+    sizes = tuple(attribute.factor_sizes)
+    special: dict[int, FactorKind] = {}
+    special.update(dict.fromkeys(attribute.reduction_factors, "reduction"))
+    special.update(dict.fromkeys(attribute.permutation_factors, "permutation"))
+    special.update(dict.fromkeys(attribute.need_replication_factors, "replicated"))
+
+    def side(mappings: Sequence[ir.Attribute]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return tuple(
+            tuple(
+                tuple(sdy.DimMappingAttr(d).factor_indices)
+                for d in sdy.TensorMappingAttr(m).dim_mappings
+            )
+            for m in mappings
+        )
+
+    operands, results = side(attribute.operand_mappings), side(attribute.result_mappings)
+    kinds: list[FactorKind] = [special.get(f, "pass") for f in range(len(sizes))]
+    for factor in whole_factors(operation, operands, results):
+        kinds[factor] = "replicated"
+    return Rule(sizes, tuple(kinds), operands, results)
+
+
+def _elementwise(operation: ir.Operation) -> Rule | None:
+    """A rule for ops of the CHLO dialect that work element by element, which Shardy leaves out."""
+    if not operation.name.startswith("chlo.") or len(operation.regions):
+        return None
+    shapes = {tuple(ir.RankedTensorType(v.type).shape) for v in operation.operands}
+    shapes |= {tuple(ir.RankedTensorType(v.type).shape) for v in operation.results}
+    if len(shapes) != 1:
+        return None
+    shape = shapes.pop()
+    dims = tuple((i,) for i in range(len(shape)))
+    kinds: list[FactorKind] = ["pass" for _ in shape]
+    return Rule(
+        shape,
+        tuple(kinds),
+        (dims,) * len(operation.operands),
+        (dims,) * len(operation.results),
+    )

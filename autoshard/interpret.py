@@ -1,0 +1,425 @@
+"""A solver's choices in a user's words: the plan they mean, every total recomputed from them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoshard.branches import Block, uncounted
+from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, wire_bytes
+from autoshard.graph import Graph, Op
+from autoshard.local import Decisions, localize
+from autoshard.memory import Footprint, footprint
+from autoshard.plan import (
+    BoundaryPlan,
+    MemoryHolder,
+    MemoryPoint,
+    OpPlan,
+    Plan,
+    PlannedCollective,
+    Predicted,
+    ReshardPlan,
+    SolverReport,
+)
+from autoshard.pricing import (
+    Node,
+    Priced,
+    matmul_sizes,
+    partial_bytes,
+    work_of,
+)
+from autoshard.reads import Read, reads
+from autoshard.reshard import Step, layouts, sent_bytes
+from autoshard.shardings import MeshShape, Sharding, replicated
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """What the reads of a program make necessary."""
+
+    reshards: tuple[ReshardPlan, ...]
+    collectives: tuple[tuple[Block, PlannedCollective], ...]
+    slices: tuple[tuple[Block, float], ...]
+
+
+def interpret(
+    graph: Graph, priced: Priced, mesh: MeshShape, model: CostModel, choices: Sequence[int]
+) -> tuple[Plan, Footprint]:
+    """Turn one choice per node into a plan and what it holds; totals come from the choices."""
+    sharding = _value_shardings(graph, priced, mesh, choices)
+    ops = tuple(
+        plan
+        for op in graph.ops
+        if (plan := _op_plan(graph, priced, mesh, model, choices, op, sharding)) is not None
+    )
+    products = {
+        op.index: op.flops * op.trips for op in ops if _is_product(graph, priced, mesh, choices, op)
+    }
+    final = _result_shardings(graph, mesh, sharding)
+    moves = _moves(graph, priced, mesh, ops, sharding, final)
+    placed = [*_reductions(graph, priced, mesh, model, choices), *moves.collectives]
+    left_out = uncounted(graph, _weights(graph, products, placed))
+    collectives = tuple(replace(c, trips=0) if b in left_out else c for b, c in placed)
+    counted = [
+        op for op in ops if (graph.ops[op.index].parent, graph.ops[op.index].region) not in left_out
+    ]
+    decisions = Decisions(
+        ops={op.index: op for op in ops},
+        arguments=tuple(sharding[v] for v in graph.arguments),
+        results=final,
+        chains={(r.value, r.chain[-1]): r.chain for r in moves.reshards},
+    )
+    memory = footprint(graph, localize(graph, mesh, decisions), model.compiler)
+    compute_s = sum(op.seconds * op.trips for op in counted)
+    compute_s += sum(s for block, s in moves.slices if block not in left_out)
+    communication_s = sum(c.seconds * c.trips for c in collectives)
+    found = Plan(
+        mesh=mesh,
+        cost_model=model.name,
+        arguments=_boundaries(graph, mesh, sharding),
+        results=_result_boundaries(graph, mesh, final),
+        ops=ops,
+        reshards=moves.reshards,
+        collectives=collectives,
+        predicted=Predicted(
+            flops=sum(products.get(op.index, 0.0) for op in counted),
+            hbm_bytes=sum(op.hbm_bytes * op.trips for op in counted),
+            collective_bytes=sum(
+                wire_bytes(c.kind, c.nbytes, c.devices) * c.trips for c in collectives
+            ),
+            peak_bytes=memory.peak_bytes,
+            compute_s=compute_s,
+            communication_s=communication_s,
+            step_s=compute_s + communication_s,
+        ),
+        memory=tuple(MemoryPoint(op, b) for op, b in memory.timeline),
+        holders=tuple(MemoryHolder(n, b) for n, b in memory.holders),
+        solver=SolverReport("", "", 0.0, 0.0, 0, 0, 0.0),
+        memory_limit=None,
+        planning_s=0.0,
+        signature=graph.signature(),
+        fingerprint=hashlib.sha256(f"{graph.fingerprint()} {mesh}".encode()).hexdigest(),
+    )
+    return found, memory
+
+
+def _is_product(
+    graph: Graph, priced: Priced, mesh: MeshShape, choices: Sequence[int], plan: OpPlan
+) -> bool:
+    """Whether XLA runs an op as a product.
+
+    A dot whose local operands are two vectors, or are not summed over, becomes a multiplication and
+    a sum (``AlgebraicSimplifier`` in XLA, seen in programs that jax 0.10.2 compiles for CPU).
+    """
+    if plan.name == "stablehlo.convolution":
+        return True
+    if plan.name != "stablehlo.dot_general":
+        return False
+    op = graph.ops[plan.index]
+    number = _op_node(priced, op)
+    strategies = None if number is None else priced.nodes[number].strategies
+    sizes = None if strategies is None else matmul_sizes(op, strategies, mesh)
+    if sizes is None or number is None:
+        return True
+    _, rows, columns, summed = sizes[choices[number]].tolist()
+    return bool(summed > 1 and (rows > 1 or columns > 1))
+
+
+def _weights(
+    graph: Graph,
+    products: dict[int, float],
+    collectives: Sequence[tuple[Block, PlannedCollective]],
+) -> dict[Block, tuple[float, float]]:
+    """(FLOP, bytes sent) of each block of the program."""
+    weights: dict[Block, tuple[float, float]] = {}
+    for index, amount in products.items():
+        block = graph.ops[index].parent, graph.ops[index].region
+        flops, sent = weights.get(block, (0.0, 0.0))
+        weights[block] = flops + amount, sent
+    for block, c in collectives:
+        flops, sent = weights.get(block, (0.0, 0.0))
+        weights[block] = flops, sent + wire_bytes(c.kind, c.nbytes, c.devices) * c.trips
+    return weights
+
+
+def _value_shardings(
+    graph: Graph, priced: Priced, mesh: MeshShape, choices: Sequence[int]
+) -> dict[int, Sharding]:
+    """Sharding of every value that has one; free values have none of their own."""
+    found = {}
+    for tensor in graph.values:
+        number, position = priced.maker[tensor.id]
+        if number >= 0:
+            table = layouts(len(tensor.shape), mesh)
+            ids = priced.nodes[number].layouts[position]
+            found[tensor.id] = table.shardings[int(ids[choices[number]])]
+    return found
+
+
+def _op_plan(
+    graph: Graph,
+    priced: Priced,
+    mesh: MeshShape,
+    model: CostModel,
+    choices: Sequence[int],
+    op: Op,
+    sharding: dict[int, Sharding],
+) -> OpPlan | None:
+    """The plan of one op; None for free ones, which take any sharding."""
+    if op.results and all(graph.values[v].free for v in op.results):
+        return None
+    shapes = tuple(f"{t.dtype}{list(t.shape)}" for t in (graph.values[v] for v in op.results))
+    results = tuple(sharding[v] for v in op.results)
+    node_number = _op_node(priced, op)
+    if node_number is None:
+        wanted = (
+            results
+            if op.name == "stablehlo.while" or op.is_alias
+            else tuple(replicated(len(graph.values[v].shape)) for v in op.operands)
+        )
+        return OpPlan(
+            op.index,
+            op.name,
+            op.source,
+            shapes,
+            (),
+            wanted,
+            results,
+            None,
+            (),
+            op.trips,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0,
+        )
+    node, choice = priced.nodes[node_number], choices[node_number]
+    strategies = node.strategies
+    assert strategies is not None
+    work = work_of(graph, op, strategies, priced.fusion, mesh)
+    operands = tuple(
+        layouts(len(graph.values[v].shape), mesh).shardings[int(ids[choice])]
+        for v, ids in zip(op.operands, strategies.operands, strict=True)
+    )
+    axes = strategies.factor_axes[choice]
+    sizes = op.rule.sizes if op.rule is not None else ()
+    factors = tuple((f"{_letter(f)}={sizes[f]}", a) for f, a in enumerate(axes) if a)
+    reduced = strategies.reduced[choice]
+    partial = None
+    if strategies.scattered[choice]:
+        gone = set(reduced[0])
+        partial = tuple(tuple(a for a in d if a not in gone) for d in results[0])
+    return OpPlan(
+        index=op.index,
+        name=op.name,
+        source=op.source,
+        shapes=shapes,
+        factors=factors,
+        operands=operands,
+        results=results,
+        partial=partial,
+        reduced=reduced,
+        trips=op.trips,
+        flops=float(work.flops[choice]),
+        hbm_bytes=float(work.hbm_bytes[choice]),
+        compute_s=float(model.compute_s(work)[choice]),
+        hbm_s=float(model.hbm_s(work)[choice]),
+        seconds=float(node.seconds[choice]),
+        reduce_s=float(node.reduce_s[choice]),
+        nbytes=sum(
+            _local_bytes(graph.values[v].nbytes, s, mesh)
+            for v, s in zip(op.results, results, strict=True)
+            if priced.fusion.materialized[v]
+        ),
+    )
+
+
+def _letter(factor: int) -> str:
+    """Factors are named as Shardy prints them: i, j, k and so on."""
+    return chr(ord("i") + factor) if factor < 18 else f"z_{factor - 17}"
+
+
+def _op_node(priced: Priced, op: Op) -> int | None:
+    if not op.results:
+        return next((n for n, node in enumerate(priced.nodes) if _is_node_of(node, op)), None)
+    number, _ = priced.maker[op.results[0]]
+    return number if number >= 0 and _is_node_of(priced.nodes[number], op) else None
+
+
+def _is_node_of(node: Node, op: Op) -> bool:
+    return node.kind == "op" and node.op == op.index
+
+
+def _result_shardings(
+    graph: Graph, mesh: MeshShape, sharding: dict[int, Sharding]
+) -> tuple[Sharding, ...]:
+    tied = {r: graph.arguments[a] for a, r in graph.ties}
+    final = []
+    for r, value in enumerate(graph.results):
+        pin = graph.result_info[r].pin
+        if r in tied:
+            final.append(sharding[tied[r]])
+        elif pin is not None:
+            final.append(tuple(tuple(a for a in d if mesh.size((a,)) > 1) for d in pin))
+        else:
+            final.append(sharding.get(value, replicated(len(graph.values[value].shape))))
+    return tuple(final)
+
+
+def _moves(
+    graph: Graph,
+    priced: Priced,
+    mesh: MeshShape,
+    ops: tuple[OpPlan, ...],
+    sharding: dict[int, Sharding],
+    final: tuple[Sharding, ...],
+) -> _Moves:
+    by_index = {op.index: op for op in ops}
+    reshards, collectives, slices = [], [], []
+    available: dict[tuple[int, Sharding | None, tuple[int, int]], set[Sharding]] = {}
+    for read in reads(graph):
+        if read.value not in sharding:
+            continue
+        wanted = _wanted(graph, by_index, final, read)
+        source = sharding[read.value]
+        if wanted is None or wanted == source:
+            continue
+        tensor = graph.values[read.value]
+        size = sent_bytes(tensor.nbytes, tensor.dtype, priced.resharder.model.compiler)
+        steps = priced.resharder.path(tensor.shape, size, source, wanted)
+        anew = source if graph.values[read.origin].free else None  # made anew in each sharding
+        where = (read.origin, anew, read.block)
+        known = available.setdefault(where, {sharding.get(read.origin, source)})
+        known.add(source)
+        reached = max((i + 1 for i, s in enumerate(steps) if s.target in known), default=0)
+        reshards.append(
+            ReshardPlan(
+                read.value, read.block, read.op, source, tuple(s.target for s in steps), read.trips
+            )
+        )
+        for step in steps[reached:]:
+            known.add(step.target)
+            if step.kind == "slice":
+                slices.append((read.block, step.seconds * read.trips))
+            else:
+                moved = _moved(graph, mesh, read, step, tensor.dtype)
+                collectives.append((read.block, moved))
+    return _Moves(tuple(reshards), tuple(collectives), tuple(slices))
+
+
+def _moved(graph: Graph, mesh: MeshShape, read: Read, step: Step, dtype: str) -> PlannedCollective:
+    kind: CollectiveKind = "permute"
+    if step.kind != "slice":
+        kind = step.kind
+    reader = graph.ops[read.op] if read.op < len(graph.ops) else None
+    for_whom = f"{reader.kind} #{reader.index}" if reader else "the result"
+    return PlannedCollective(
+        kind=kind,
+        axes=step.axes,
+        devices=mesh.size(step.axes),
+        nbytes=step.nbytes,
+        trips=read.trips,
+        seconds=step.seconds,
+        op=read.op,
+        dtype=dtype,
+        why=f"{_value_name(graph, read.value)} for {for_whom}",
+        source=reader.source if reader else "",
+    )
+
+
+def _value_name(graph: Graph, value: int) -> str:
+    tensor = graph.values[graph.values[value].alias]
+    if tensor.op < 0:
+        return graph.argument_info[tensor.position].name
+    op = graph.ops[tensor.op]
+    return f"{op.kind} #{op.index}"
+
+
+def _wanted(
+    graph: Graph, ops: dict[int, OpPlan], final: tuple[Sharding, ...], read: Read
+) -> Sharding | None:
+    if read.op == len(graph.ops):
+        return final[read.position]
+    plan = ops.get(read.op)
+    if plan is None:
+        return None
+    return plan.results[read.position] if read.returned else plan.operands[read.position]
+
+
+def _reductions(
+    graph: Graph, priced: Priced, mesh: MeshShape, model: CostModel, choices: Sequence[int]
+) -> list[tuple[Block, PlannedCollective]]:
+    found = []
+    for number, node in enumerate(priced.nodes):
+        strategies, choice = node.strategies, choices[number]
+        if strategies is None or not strategies.reduced[choice]:
+            continue
+        op = graph.ops[node.op]
+        size = float(partial_bytes(graph, op, strategies, mesh, model.compiler)[choice])
+        kind: CollectiveKind = "reduce_scatter" if strategies.scattered[choice] else "all_reduce"
+        for axes in strategies.reduced[choice]:
+            named = tuple(MeshAxis(a, mesh.size((a,))) for a in axes)
+            collective = PlannedCollective(
+                kind=kind,
+                axes=axes,
+                devices=mesh.size(axes),
+                nbytes=size,
+                trips=op.trips,
+                seconds=float(model.collective_s(kind, np.array([size]), named)[0]),
+                op=op.index,
+                dtype=graph.values[op.results[0]].dtype,
+                why=f"partial results of {op.kind} #{op.index}",
+                source=op.source,
+            )
+            found.append(((op.parent, op.region), collective))
+    return found
+
+
+def _local_bytes(nbytes: int, sharding: Sharding, mesh: MeshShape) -> int:
+    return int(np.ceil(nbytes / mesh.size(a for dim in sharding for a in dim)))
+
+
+def _boundaries(
+    graph: Graph, mesh: MeshShape, sharding: dict[int, Sharding]
+) -> tuple[BoundaryPlan, ...]:
+    rows = []
+    for value, info in zip(graph.arguments, graph.argument_info, strict=True):
+        tensor = graph.values[value]
+        rows.append(
+            BoundaryPlan(
+                info.name,
+                tensor.shape,
+                tensor.dtype,
+                sharding[value],
+                _local_bytes(tensor.nbytes, sharding[value], mesh),
+                info.donated,
+                info.pin is not None,
+            )
+        )
+    return tuple(rows)
+
+
+def _result_boundaries(
+    graph: Graph, mesh: MeshShape, final: tuple[Sharding, ...]
+) -> tuple[BoundaryPlan, ...]:
+    rows = []
+    for value, info, sharding in zip(graph.results, graph.result_info, final, strict=True):
+        tensor = graph.values[value]
+        rows.append(
+            BoundaryPlan(
+                info.name,
+                tensor.shape,
+                tensor.dtype,
+                sharding,
+                _local_bytes(tensor.nbytes, sharding, mesh),
+                False,
+                info.pin is not None,
+            )
+        )
+    return tuple(rows)

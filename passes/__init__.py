@@ -1,0 +1,1 @@
+"""Compiler passes over a program."""
