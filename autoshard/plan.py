@@ -1,8 +1,8 @@
 """The decision in a user's words: what is sharded how, what it costs, and how sure that is.
 
-A plan is plain data. It can be printed, saved, loaded, compared, and written into the program it was
-made for; the numbers in it are *predicted* ones, recomputed from the plan itself rather than taken
-from the solver.
+A plan is plain data. It can be printed, saved, loaded, compared, and written into the program it
+was made for; the numbers in it are *predicted* ones, recomputed from the plan itself rather than
+taken from the solver.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class Plan:
         if self.placement is None:
             raise InputError(
                 "this plan is not bound to a mesh of devices yet",
-                fix="give it to autoshard(fn, mesh, plan=plan) and use the plan that .plan() returns",
+                fix="give it to autoshard(fn, mesh, plan=plan) and use what .plan() returns",
             )
         return self.placement
 

@@ -1,8 +1,9 @@
 """From a graph and a cost model to a problem in numbers: nodes, edges, live intervals.
 
-A node is a decision: the sharding of an argument or of a loop's carried value, or the strategy of an
-op. An edge is a value that one node makes and another reads; its matrix prices the reshard between
-what comes out and what is wanted. Donated arguments are tied to the results that replace them by an
+A node is a decision: the sharding of an argument or of a loop's carried value, or the strategy of
+an op. An edge is a value that one node makes and another reads; its matrix prices the reshard
+between what comes out and what is wanted. Donated arguments are tied to the results that replace
+them by an
 edge back to the argument.
 """
 
@@ -35,8 +36,8 @@ class Node:
     """One decision.
 
     Attributes:
-        kind: ``argument`` and ``carried`` choose the sharding of a value, ``op`` a strategy; ``hub``
-            chooses the sharding in which one block's readers of a value share it.
+        kind: ``argument`` and ``carried`` choose the sharding of a value, ``op`` a strategy;
+            ``hub`` chooses the sharding in which one block's readers of a value share it.
         op: Index of the op; -1 for an argument.
         values: The values whose sharding it decides.
         layouts: Per value, the layout id under each choice, ``[S]``.

@@ -17,9 +17,9 @@ class Read:
         op: Index of the op that reads it, or gets it back from its region; the number of ops for
             the end of the program.
         position: Which operand, returned value or result it is.
-        returned: Whether it is given back by a region (or by the program) rather than an operand.
-        block: Where a reshard for it is made: (op that holds the place, region), (-1, 0) at the top.
-            A loop's body does not reshard what never changes in it: that is done before the loop.
+        returned: Whether it is given back by a region (or the program) rather than an operand.
+        block: Where a reshard for it is made: (op that holds the place, region); (-1, 0) at the
+            top. A loop's body does not reshard what never changes in it: that is done before the loop.
         trips: How often such a reshard happens in one call.
         origin: Id of the value that is resharded there: ``value``, or what a loop starts it from.
     """

@@ -45,7 +45,8 @@ class Strategies:
 
     Attributes:
         factor_axes: Per strategy, per factor, the mesh axes that split it.
-        operands: Per operand, the layout id each strategy requires, ``[S]`` (see ``reshard.layouts``).
+        operands: Per operand, the layout id each strategy requires, ``[S]``; see
+            ``reshard.layouts``.
         results: Per result, the layout id it comes out with, ``[S]``.
         splits: Into how many parts the op's work is divided, ``[S]``.
         reduced: Per strategy, the axes that hold partial results, one group per reduction factor:

@@ -2,7 +2,8 @@
 
 Each was seen in programs that jax 0.10.2 compiles for CPU; none is ever proposed by the planner.
 ``UNSPLIT`` lists ops that are run whole on every device, :func:`whole_factors` the factors of other
-ops that must not be split, :func:`is_trap` combinations. ``tests/test_traps.py`` shows that the faults are still there.
+ops that must not be split, :func:`is_trap` combinations. ``tests/test_traps.py`` shows that the
+faults are still there.
 """
 
 from __future__ import annotations
