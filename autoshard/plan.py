@@ -158,6 +158,7 @@ class Predicted:
         peak_bytes: Arguments + results + temporaries - aliased, at the worst moment [bytes].
         compute_s: Time in ops, without communication [s].
         communication_s: Time in collectives [s].
+        dispatch_s: Time to start the call [s].
         step_s: Time of the call [s].
     """
 
@@ -167,6 +168,7 @@ class Predicted:
     peak_bytes: int
     compute_s: float
     communication_s: float
+    dispatch_s: float
     step_s: float
 
 

@@ -3,8 +3,7 @@
 A node is a decision: the sharding of an argument or of a loop's carried value, or the strategy of
 an op. An edge is a value that one node makes and another reads; its matrix prices the reshard
 between what comes out and what is wanted. Donated arguments are tied to the results that replace
-them by an
-edge back to the argument.
+them by an edge back to the argument.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Read:
         position: Which operand, returned value or result it is.
         returned: Whether it is given back by a region (or the program) rather than an operand.
         block: Where a reshard for it is made: (op that holds the place, region); (-1, 0) at the
-            top. A loop's body does not reshard what never changes in it: that is done before the loop.
+            top. A loop's body does not reshard what never changes in it: that is done before it.
         trips: How often such a reshard happens in one call.
         origin: Id of the value that is resharded there: ``value``, or what a loop starts it from.
     """

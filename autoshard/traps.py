@@ -23,10 +23,7 @@ Mapping = tuple[tuple[tuple[int, ...], ...], ...]
 UNSPLIT = {
     "stablehlo.rng_bit_generator": "random bits must not depend on the sharding",
     "stablehlo.rng": "random bits must not depend on the sharding",
-    "stablehlo.sort": "XLA gathers a sort even along the dimensions it does not sort",
     "stablehlo.fft": "XLA gathers an FFT whose batch dimensions are split",
-    "stablehlo.cholesky": "XLA gathers a decomposition whose batch dimensions are split",
-    "stablehlo.triangular_solve": "XLA gathers a solve whose batch dimensions are split",
 }
 """Ops that run whole on every device, and why."""
 
@@ -60,6 +57,7 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
     - ``convolution`` with feature groups, everything but the batch, and that too where the input is
       dilated; with batch groups, everything: XLA gathers the operands, or gives wrong values where
       the batch of a kernel's gradient is split.
+    - ``cholesky`` and ``triangular_solve``, the matrix dimensions: XLA gathers them.
     - ``custom_call``, dimensions that not every operand and result has: only batch dimensions can
       be split (``xla.is_batch_partitionable``), others are gathered.
     """
@@ -73,6 +71,8 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
         )
     if name == "stablehlo.convolution":
         return _whole_in_convolution(operation, operands, results)
+    if name in ("stablehlo.cholesky", "stablehlo.triangular_solve"):
+        return frozenset(f for tensor in (*operands, *results) for dim in tensor[-2:] for f in dim)
     if name == "stablehlo.custom_call":
         tensors = [{f for dim in tensor for f in dim} for tensor in (*operands, *results) if tensor]
         every = frozenset.intersection(*map(frozenset, tensors)) if tensors else frozenset()

@@ -64,6 +64,7 @@ class AnalyticModel:
         name: The chip's name in lower case.
         memory_bytes: Memory that a program may use on one device [bytes].
         compiler: The chip's kind.
+        dispatch_s: 0: a step is dispatched while the one before it runs.
         chip: The chip.
 
     Examples:
@@ -89,6 +90,7 @@ class AnalyticModel:
         self.name = self.chip.name.lower()
         self.memory_bytes: float | None = self.chip.memory_bytes
         self.compiler: Compiler = self.chip.kind
+        self.dispatch_s = 0.0
 
         def figure(given: float | None, *names: str) -> float:
             return self.chip.value(*names) if given is None else given

@@ -68,6 +68,11 @@ class CostModel(Protocol):
         ...
 
     @property
+    def dispatch_s(self) -> float:
+        """Time to start one call of a program on all devices [s]; 0 where it is hidden."""
+        ...
+
+    @property
     def compiler(self) -> Compiler:
         """Which of XLA's compilers makes the program.
 

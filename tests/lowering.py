@@ -35,6 +35,7 @@ class Simple:
     name: str = "simple"
     memory_bytes: float | None = None
     compiler: Compiler = "cpu"
+    dispatch_s: float = 0.0
 
     def compute_s(self, work: Work) -> Floats:
         return work.flops * 1e-9

@@ -304,6 +304,11 @@ def _merge_tied(net: Network) -> set[int]:
             continue
         for other, matrix in net.links[node].items():
             tied = net.memo(("tied",), matrix, _tied)
+            if tied is not None and len(net.links[other]) < len(net.links[node]):
+                # Where each follows from the other, the one with fewer edges moves.
+                back = net.memo(("tied",), net.links[other][node], _tied)
+                if back is not None:
+                    node, other, tied = other, node, back
             if tied is not None:
                 near = [*net.links[node]]
                 merge(net, node, other, tied)
