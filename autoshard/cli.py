@@ -234,7 +234,7 @@ def _solve(options: argparse.Namespace) -> int:
                 "status": solution.status.name,
                 "cost": solution.cost if solution.choices else None,
                 "lower_bound": solution.lower_bound,
-                "gap": solution.gap,
+                "gap": solution.gap if math.isfinite(solution.gap) else None,
                 "peak_usage": solution.peak_usage,
                 "usage_limit": problem.usage_limit,
                 "seconds": solution.seconds,

@@ -205,7 +205,8 @@ class SolverReport:
     Attributes:
         solver: Name of the solver.
         status: Why it stopped, as a sentence.
-        gap: The objective is proved to be at most this fraction above the best.
+        gap: The objective is proved to be at most this fraction above the best; None if nothing is
+            proved.
         objective_s: What the solver minimized [s].
         nodes: Decisions.
         edges: Pairs of decisions that have a common price.
@@ -214,7 +215,7 @@ class SolverReport:
 
     solver: str
     status: str
-    gap: float
+    gap: float | None
     objective_s: float
     nodes: int
     edges: int

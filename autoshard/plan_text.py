@@ -15,7 +15,7 @@ _ROWS = 40
 def plan_text(plan: Plan) -> str:
     """The plan as a person reads it, one screen for a small program."""
     p, s = plan.predicted, plan.solver
-    gap = "proved optimal" if s.gap == 0 else f"gap {s.gap:.2%}"
+    gap = "nothing proved" if s.gap is None else f"gap {s.gap:.2%}" if s.gap else "proved optimal"
     lines = [
         f"Plan on {plan.mesh} ({plan.mesh.devices} devices), cost model {plan.cost_model}",
         f"  predicted step {seconds(p.step_s)}: compute and memory {seconds(p.compute_s)}, "

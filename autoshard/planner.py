@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -79,7 +80,7 @@ def plan_module(
     report = SolverReport(
         solver=label,
         status=solution.status.value,
-        gap=solution.gap,
+        gap=solution.gap if math.isfinite(solution.gap) else None,
         objective_s=total_seconds(solution.cost),
         nodes=len(priced.nodes),
         edges=len(priced.problem.edges),
