@@ -1,0 +1,217 @@
+"""Strategies are exactly the even splits that the sharding rule allows, less XLA's traps."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from autoshard.graph import Graph, Op
+from autoshard.reshard import layouts
+from autoshard.shardings import MeshShape
+from autoshard.strategies import Enumerator, Strategies
+from tests.lowering import MESH, graph_of, shape_of
+from tests.zoo import PROGRAMS
+
+Row = tuple[Any, ...]
+
+
+def strategies(graph: Graph, op: Op, mesh: MeshShape = MESH, scatter: bool = False) -> Strategies:
+    return Enumerator(graph, mesh, scatter).of(op)
+
+
+def rows(graph: Graph, op: Op, mesh: MeshShape = MESH, scatter: bool = False) -> set[Row]:
+    """(operand shardings, result shardings, reduced axes, scattered), as people write them."""
+    found = strategies(graph, op, mesh, scatter)
+    ranks = [len(graph.values[v].shape) for v in (*op.operands, *op.results)]
+    sides = [
+        [layouts(rank, mesh).shardings[i] for i in ids.tolist()]
+        for rank, ids in zip(ranks, (*found.operands, *found.results), strict=True)
+    ]
+    count = len(op.operands)
+    return {
+        (
+            tuple(side[s] for side in sides[:count]),
+            tuple(side[s] for side in sides[count:]),
+            found.reduced[s],
+            bool(found.scattered[s]),
+        )
+        for s in range(len(found))
+    }
+
+
+def only(graph: Graph, kind: str) -> Op:
+    (op,) = (op for op in graph.ops if op.kind == kind)
+    return op
+
+
+def expected_of_matmul(m: int, k: int, n: int, mesh: MeshShape) -> set[Row]:
+    """Each axis splits m, k or n, or nothing; written down without sharding rules."""
+    found = set()
+    for where in itertools.product((None, "m", "n", "k"), repeat=len(mesh.names)):
+        axes = {
+            d: tuple(a for a, w in zip(mesh.names, where, strict=True) if w == d) for d in "mnk"
+        }
+        if all(size % mesh.size(axes[d]) == 0 for d, size in (("m", m), ("k", k), ("n", n))):
+            operands = ((axes["m"], axes["k"]), (axes["k"], axes["n"]))
+            reduced = (axes["k"],) if axes["k"] else ()
+            found.add((operands, ((axes["m"], axes["n"]),), reduced, False))
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(8,), (4, 2), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("mkn", [(16, 32, 8), (6, 4, 7), (1, 8, 2)], ids=str)
+def test_a_matmul_can_be_split_in_every_even_way(
+    sizes: tuple[int, ...], mkn: tuple[int, int, int]
+) -> None:
+    m, k, n = mkn
+    mesh = shape_of(*sizes)
+    graph = graph_of(lambda x, y: x @ y, np.ones((m, k)), np.ones((k, n)), mesh=mesh)
+    assert rows(graph, only(graph, "dot_general"), mesh) == expected_of_matmul(m, k, n, mesh)
+
+
+def test_a_compiler_that_scatters_reductions_may_leave_the_result_split() -> None:
+    graph = graph_of(lambda x, y: x @ y, np.ones((8, 8)), np.ones((8, 8)), mesh=shape_of(4))
+    scattered = {r for r in rows(graph, only(graph, "dot_general"), shape_of(4), True) if r[3]}
+    operands = (((), ("a",)), (("a",), ()))
+    assert scattered == {
+        (operands, ((("a",), ()),), (("a",),), True),
+        (operands, (((), ("a",)),), (("a",),), True),
+    }
+
+
+def test_elementwise_ops_keep_the_sharding_of_their_operands() -> None:
+    graph = graph_of(lambda x, y: jnp.tanh(x) + y, np.ones((8, 8)), np.ones((8, 8)))
+    for operands, results, reduced, _ in rows(graph, only(graph, "add")):
+        assert operands == 2 * results
+        assert reduced == ()
+
+
+def test_axes_of_size_one_split_nothing() -> None:
+    graph = graph_of(lambda x: jnp.tanh(x), np.ones((8, 8)), mesh=shape_of(2, 4, 1))
+    used = {
+        a for r in rows(graph, only(graph, "tanh"), shape_of(2, 4, 1)) for d in r[1][0] for a in d
+    }
+    assert used == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_strategy_splits_evenly_and_the_first_splits_nothing(name: str) -> None:
+    program = PROGRAMS[name]
+    graph = graph_of(program.fn, *program.values())
+    enumerator = Enumerator(graph, MESH, False)
+    for op in graph.ops:
+        if op.name in ("stablehlo.while", "stablehlo.case") or op.is_alias:
+            continue
+        found = enumerator.of(op)
+        assert found.splits[0] == 1
+        assert not found.reduced[0]
+        for value, ids in zip(
+            (*op.operands, *op.results), (*found.operands, *found.results), strict=True
+        ):
+            shape = graph.values[value].shape
+            assert layouts(len(shape), MESH).dividing(shape)[ids].all()
+            assert not any(layouts(len(shape), MESH).shardings[ids[0]])
+
+
+@pytest.mark.parametrize(
+    ("combine", "splits"),
+    [(jnp.sum, True), (jnp.max, True), (jnp.any, True), (jnp.prod, False), (jnp.argmax, False)],
+    ids=["sum", "max", "any", "prod", "argmax"],
+)
+def test_a_reduction_is_split_if_an_all_reduce_can_finish_it(combine: Any, splits: bool) -> None:
+    graph = graph_of(lambda x: combine(x, axis=1), np.ones((8, 16), np.float32))
+    op = only(graph, "reduce")
+    assert any(r[2] for r in rows(graph, op)) == splits
+
+
+def kept_whole(graph: Graph, op: Op, operand: int, dim: int) -> bool:
+    return all(not r[0][operand][dim] for r in rows(graph, op))
+
+
+def test_only_the_batch_and_the_features_of_a_convolution_are_split() -> None:
+    program = PROGRAMS["conv_grad"]
+    graph = graph_of(program.fn, *program.values())
+    splits = [
+        [kept_whole(graph, op, 0, dim) for dim in range(4)]
+        for op in graph.ops
+        if op.kind == "convolution"
+    ]
+    assert splits == 3 * [[False, True, True, False]]
+
+
+def test_of_a_grouped_convolution_only_the_batch_is_split() -> None:
+    program = PROGRAMS["conv_depthwise_grad"]
+    graph = graph_of(program.fn, *program.values())
+    convolutions = [op for op in graph.ops if op.kind == "convolution"]
+    assert [len(rows(graph, op)) for op in convolutions] == [4, 1, 1]
+
+
+def test_an_updated_dimension_is_kept_whole() -> None:
+    program = PROGRAMS["kv_cache"]
+    graph = graph_of(program.fn, *program.values())
+    op = only(graph, "dynamic_update_slice")
+    assert [kept_whole(graph, op, 0, d) for d in range(4)] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_scatter_of_one_index_per_device_is_not_split_along_what_it_indexes(count: int) -> None:
+    x, i, u = np.ones((16, 8)), np.zeros(count, np.int32), np.ones((count, 8))
+    graph = graph_of(lambda x, i, u: x.at[i].add(u), x, i, u)
+    op = next(op for op in graph.ops if op.kind == "scatter")
+    found = strategies(graph, op)
+    single = [
+        layouts(len(graph.values[op.operands[1]].shape), MESH).splits[i].prod() == count
+        for i in found.operands[1].tolist()
+    ]
+    indexed = layouts(2, MESH).splits[found.operands[0], 0] > 1
+    assert not any(s and k for s, k in zip(single, indexed, strict=True))
+    assert indexed.any() == (count > 1)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jnp.fft.fft(x, axis=1).real,
+        lambda x: jax.random.bits(jax.random.wrap_key_data(np.zeros(2, np.uint32)), (16, 16)) + x,
+    ],
+    ids=["fft", "random"],
+)
+def test_some_ops_run_whole(fn: Any) -> None:
+    graph = graph_of(fn, np.ones((16, 16), np.float32))
+    named = ("fft", "rng_bit_generator")
+    for op in (op for op in graph.ops if op.kind in named):
+        assert len(strategies(graph, op)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind", "shape"),
+    [
+        (lambda x: jnp.sort(x, 2), "sort", (8, 16, 16)),
+        (lambda x: lax.linalg.cholesky(x, symmetrize_input=False), "custom_call", (8, 16, 16)),
+    ],
+    ids=["sort", "cholesky"],
+)
+def test_ops_over_whole_rows_or_matrices_are_split_along_the_batch_alone(
+    fn: Any, kind: str, shape: tuple[int, ...]
+) -> None:
+    graph = graph_of(fn, np.ones(shape, np.float32))
+    op = only(graph, kind)
+    whole = [kept_whole(graph, op, 0, d) for d in range(3)]
+    assert whole == [False, kind == "custom_call", True]
+
+
+def test_an_empty_array_is_not_split() -> None:
+    graph = graph_of(lambda x: x.sum(), np.ones((16, 0), np.float32))
+    assert all(len(strategies(graph, op)) == 1 for op in graph.ops if op.kind == "reduce")
+
+
+def test_a_window_is_not_split_along_the_dimension_it_moves_over() -> None:
+    graph = graph_of(lambda x: lax.cumsum(x, axis=1), np.ones((8, 16), np.float32))
+    op = only(graph, "reduce_window")
+    assert [kept_whole(graph, op, 0, d) for d in (0, 1)] == [False, True]

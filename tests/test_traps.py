@@ -1,0 +1,70 @@
+"""XLA still gets these shardings wrong: when one of these tests fails, a trap can be opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from autoshard.cost_models.compiled import read_compiled
+from tests.lowering import mesh_of
+
+MESH = mesh_of(4, 2)
+
+
+def placed(*spec: str | None) -> NamedSharding:
+    return NamedSharding(MESH, PartitionSpec(*spec))
+
+
+@pytest.mark.parametrize("method", ["set", "add", "max"])
+def test_a_scatter_of_one_index_writes_neighbouring_rows(method: str) -> None:
+    x, row = np.arange(128, dtype=np.float32).reshape(16, 8), -np.arange(8, dtype=np.float32)
+
+    def fn(x: Any, i: Any, row: Any) -> Any:
+        rows = lax.with_sharding_constraint(x, placed("a"))
+        return getattr(rows.at[i], method)(row, unique_indices=True, indices_are_sorted=True)
+
+    sharded = jax.jit(fn, in_shardings=placed(), out_shardings=placed("a"))
+    expected = x.copy()
+    expected[5] = {"set": row, "add": x[5] + row, "max": np.maximum(x[5], row)}[method]
+    assert not np.array_equal(sharded(x, np.int32(5), row), expected)
+
+
+def test_the_gradient_of_a_kernel_is_wrong_when_split_along_space() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 16, 16, 8)).astype(np.float32)
+    g = rng.normal(size=(8, 16, 16, 16)).astype(np.float32)
+
+    def fn(x: Any, g: Any) -> Any:
+        x = lax.with_sharding_constraint(x, placed(None, "a"))
+        g = lax.with_sharding_constraint(g, placed(None, "a"))
+        return lax.conv_general_dilated(
+            x, g, (1, 1), [(1, 1), (1, 1)], dimension_numbers=("CHWN", "IHWO", "HWNC")
+        )
+
+    ours = jax.jit(fn, in_shardings=placed(), out_shardings=placed())(x, g)
+    expected = lax.conv_general_dilated(
+        x, g, (1, 1), [(1, 1), (1, 1)], dimension_numbers=("CHWN", "IHWO", "HWNC")
+    )
+    assert not np.allclose(ours, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "spec"),
+    [
+        (lambda x: jnp.fft.fft(x, axis=1), (16, 32), ("a",)),
+        (lambda x: lax.linalg.cholesky(x, symmetrize_input=False), (8, 16, 16), (None, "a")),
+    ],
+    ids=["the batch of an FFT", "a dimension of a matrix to decompose"],
+)
+def test_an_operand_split_so_is_gathered(
+    fn: Any, shape: tuple[int, ...], spec: tuple[str | None, ...]
+) -> None:
+    sharded = jax.jit(fn, in_shardings=placed(*spec), out_shardings=placed(*spec))
+    program = read_compiled(sharded.lower(jax.ShapeDtypeStruct(shape, np.float32)).compile())
+    assert [c.kind for c in program.collectives] == ["all_gather"]
