@@ -113,7 +113,9 @@ class Search:
             raise self._too_large(self.limit, None)
         deadline = time.perf_counter() + self.time_limit_s
         free = replace(self.priced.problem, usage_limit=None)
-        first = self._solve(free, deadline, None)
+        # Under a limit the plan without one is only where the search starts from.
+        share = self.time_limit_s if self.limit is None else self.time_limit_s / 2
+        first = self._solve(free, share, None)
         if not first.choices and self.priced.nodes:
             raise self._impossible(first)
         plan, memory = self.interpret(first.choices)
@@ -130,6 +132,7 @@ class Search:
         least: Plan,
         memory: Footprint,
     ) -> tuple[Plan, Solution]:
+        enough = max(1.0, 2 * first.seconds)
         count = len(self.graph.values)
         low = Prices(0.0, np.zeros(count), np.zeros(count))
         by = max(1, first.cost) / limit
@@ -137,7 +140,7 @@ class Search:
         idle = 0
         for _ in range(RAISES):
             low, high, by = high, high.raised(self.graph, memory, limit, by), 2 * by
-            hint, plan, memory = self._under(free, high, deadline, hint)
+            hint, plan, memory = self._under(free, high, enough, hint)
             if memory.peak_bytes <= limit:
                 best = plan, hint
                 break
@@ -152,7 +155,7 @@ class Search:
             if time.perf_counter() > deadline:
                 break
             middle = low.towards(high, 0.5)
-            hint, plan, memory = self._under(free, middle, deadline, hint)
+            hint, plan, memory = self._under(free, middle, enough, hint)
             if memory.peak_bytes > limit:
                 low = middle
                 continue
@@ -173,16 +176,19 @@ class Search:
         )
 
     def _under(
-        self, free: Problem, prices: Prices, deadline: float, hint: tuple[int, ...]
+        self, free: Problem, prices: Prices, time_limit_s: float, hint: tuple[int, ...]
     ) -> tuple[tuple[int, ...], Plan, Footprint]:
         """The cheapest plan under some prices; the last one if none is found in time."""
         problem = priced_problem(self.graph, self.priced, free, prices)
-        choices = self._solve(problem, deadline, hint).choices or hint
+        choices = self._solve(problem, time_limit_s, hint).choices or hint
         return choices, *self.interpret(choices)
 
-    def _solve(self, problem: Problem, deadline: float, hint: tuple[int, ...] | None) -> Solution:
-        left = max(0.5, deadline - time.perf_counter())
-        return self.solver.solve(problem, time_limit_s=left, hint=hint, progress=self.progress)
+    def _solve(
+        self, problem: Problem, time_limit_s: float, hint: tuple[int, ...] | None
+    ) -> Solution:
+        return self.solver.solve(
+            problem, time_limit_s=time_limit_s, hint=hint, progress=self.progress
+        )
 
     def _impossible(self, solution: Solution) -> InfeasibleError:
         if solution.status is Status.UNKNOWN:
