@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, 
 from autoshard.graph import Graph, Op
 from autoshard.local import Decisions, localize
 from autoshard.memory import Footprint, footprint
+from autoshard.moves import moves_of
 from autoshard.plan import (
     BoundaryPlan,
     MemoryHolder,
@@ -21,7 +22,6 @@ from autoshard.plan import (
     Plan,
     PlannedCollective,
     Predicted,
-    ReshardPlan,
     SolverReport,
 )
 from autoshard.pricing import (
@@ -31,18 +31,8 @@ from autoshard.pricing import (
     partial_bytes,
     work_of,
 )
-from autoshard.reads import Read, reads
-from autoshard.reshard import Step, layouts, sent_bytes
+from autoshard.reshard import layouts
 from autoshard.shardings import MeshShape, Sharding, replicated
-
-
-@dataclass(frozen=True, slots=True)
-class _Moves:
-    """What the reads of a program make necessary."""
-
-    reshards: tuple[ReshardPlan, ...]
-    collectives: tuple[tuple[Block, PlannedCollective], ...]
-    slices: tuple[tuple[Block, float], ...]
 
 
 def interpret(
@@ -59,7 +49,7 @@ def interpret(
         op.index: op.flops * op.trips for op in ops if _is_product(graph, priced, mesh, choices, op)
     }
     final = _result_shardings(graph, mesh, sharding)
-    moves = _moves(graph, priced, mesh, ops, sharding, final)
+    moves = moves_of(graph, priced.resharder, ops, sharding, final)
     placed = [*_reductions(graph, priced, mesh, model, choices), *moves.collectives]
     left_out = uncounted(graph, _weights(graph, products, placed))
     collectives = tuple(replace(c, trips=0) if b in left_out else c for b, c in placed)
@@ -271,86 +261,6 @@ def _result_shardings(
         else:
             final.append(sharding.get(value, replicated(len(graph.values[value].shape))))
     return tuple(final)
-
-
-def _moves(
-    graph: Graph,
-    priced: Priced,
-    mesh: MeshShape,
-    ops: tuple[OpPlan, ...],
-    sharding: dict[int, Sharding],
-    final: tuple[Sharding, ...],
-) -> _Moves:
-    by_index = {op.index: op for op in ops}
-    reshards, collectives, slices = [], [], []
-    available: dict[tuple[int, Sharding | None, tuple[int, int]], set[Sharding]] = {}
-    for read in reads(graph):
-        if read.value not in sharding:
-            continue
-        wanted = _wanted(graph, by_index, final, read)
-        source = sharding[read.value]
-        if wanted is None or wanted == source:
-            continue
-        tensor = graph.values[read.value]
-        size = sent_bytes(tensor.nbytes, tensor.dtype, priced.resharder.model.compiler)
-        steps = priced.resharder.path(tensor.shape, size, source, wanted)
-        anew = source if graph.values[read.origin].free else None  # made anew in each sharding
-        where = (read.origin, anew, read.block)
-        known = available.setdefault(where, {sharding.get(read.origin, source)})
-        known.add(source)
-        reached = max((i + 1 for i, s in enumerate(steps) if s.target in known), default=0)
-        reshards.append(
-            ReshardPlan(
-                read.value, read.block, read.op, source, tuple(s.target for s in steps), read.trips
-            )
-        )
-        for step in steps[reached:]:
-            known.add(step.target)
-            if step.kind == "slice":
-                slices.append((read.block, step.seconds * read.trips))
-            else:
-                moved = _moved(graph, mesh, read, step, tensor.dtype)
-                collectives.append((read.block, moved))
-    return _Moves(tuple(reshards), tuple(collectives), tuple(slices))
-
-
-def _moved(graph: Graph, mesh: MeshShape, read: Read, step: Step, dtype: str) -> PlannedCollective:
-    kind: CollectiveKind = "permute"
-    if step.kind != "slice":
-        kind = step.kind
-    reader = graph.ops[read.op] if read.op < len(graph.ops) else None
-    for_whom = f"{reader.kind} #{reader.index}" if reader else "the result"
-    return PlannedCollective(
-        kind=kind,
-        axes=step.axes,
-        devices=mesh.size(step.axes),
-        nbytes=step.nbytes,
-        trips=read.trips,
-        seconds=step.seconds,
-        op=read.op,
-        dtype=dtype,
-        why=f"{_value_name(graph, read.value)} for {for_whom}",
-        source=reader.source if reader else "",
-    )
-
-
-def _value_name(graph: Graph, value: int) -> str:
-    tensor = graph.values[graph.values[value].alias]
-    if tensor.op < 0:
-        return graph.argument_info[tensor.position].name
-    op = graph.ops[tensor.op]
-    return f"{op.kind} #{op.index}"
-
-
-def _wanted(
-    graph: Graph, ops: dict[int, OpPlan], final: tuple[Sharding, ...], read: Read
-) -> Sharding | None:
-    if read.op == len(graph.ops):
-        return final[read.position]
-    plan = ops.get(read.op)
-    if plan is None:
-        return None
-    return plan.results[read.position] if read.returned else plan.operands[read.position]
 
 
 def _reductions(
