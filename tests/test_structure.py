@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("plan", "plan_text", "rewrite", "execute"),
     ("budget",),
-    ("interpret",),
+    ("interpret", "moves"),
     ("planner",),
     ("validate", "report"),
     ("search",),
