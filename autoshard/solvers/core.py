@@ -8,7 +8,7 @@ A network that got small enough is eliminated exactly or handed to CP-SAT.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ _STEP = 0.3  # of the step that would close the gap if the bound were linear (Po
 _GAIN = 1.2  # growth of the step when the bound rises
 _PATIENCE = 4  # changes of the prices without a better bound before steps are halved
 _WORTHWHILE = 0.3  # fraction of states to be dropped that is worth another round at once
+_START_SHARE = 0.1  # of the time: for a first choice
+_SEARCH_WORK = 3.0  # of CP-SAT in its first try, in its own deterministic seconds
 _STALL = 12  # changes of the prices that together must gain something worth another round
 
 
@@ -39,6 +41,8 @@ class Record:
         problem: The problem; choices are checked against it alone.
         deadline: When to stop.
         tell: Called with signs of life.
+        stop_at_gap: Time is over once the cost is proved to be this close to the best, as a
+            fraction of the cost.
         choices: The best feasible choice; None if there is none yet.
         cost: Its cost.
         bound: Proved lower bound; None if there is none yet.
@@ -47,6 +51,7 @@ class Record:
     problem: Problem
     deadline: Deadline
     tell: Callable[[Progress], None] | None
+    stop_at_gap: float = 0.0
     choices: tuple[int, ...] | None = None
     cost: int | None = None
     bound: int | None = None
@@ -67,6 +72,7 @@ class Record:
         if not found.feasible or (self.cost is not None and found.cost >= self.cost):
             return False
         self.choices, self.cost = choices, found.cost
+        self._stop_if_close()
         return True
 
     def raise_bound(self, bound: int) -> None:
@@ -74,6 +80,13 @@ class Record:
         if self.cost is not None:
             bound = min(bound, self.cost)
         self.bound = bound if self.bound is None else max(self.bound, bound)
+        self._stop_if_close()
+
+    def _stop_if_close(self) -> None:
+        if not self.stop_at_gap or self.cost is None or self.bound is None:
+            return
+        if self.cost - self.bound <= self.stop_at_gap * self.cost:
+            self.deadline = replace(self.deadline, limit_s=0.0)
 
     @property
     def closed(self) -> bool:
@@ -115,28 +128,43 @@ class Search:
         self.prices = np.zeros(len(net.capacity))
         if not net.impossible:
             record.raise_bound(net.offset)
+        if not net.segments:
             self._start()
+        dual: Dual | None = None
+        effort = 1
         while record.deadline.left_s > 0:
-            states = sum(map(len, net.costs.values()))
-            record.say("reducing", net)
-            reduce(net, record.deadline)
-            self.prices = self.prices[compact(net)]
-            reduce(net, record.deadline)
-            if net.impossible:
-                return True
-            if not net.segments:
-                finished = self._eliminate()
+            if dual is None:
+                finished = self._reduce()
                 if finished is not None:
                     return finished
-            if self._raise_bound():
+                self._start()
+                dual = Dual.of(net)
+                dual.set_prices(self.prices * dual.scale)
+            if self._raise_bound(dual, effort):
                 return True
-            if sum(map(len, net.costs.values())) > 0.9 * states:
-                break
-        return self.net.impossible or self._search_exactly()
+            dropped = self._prune(dual)
+            if dropped:
+                dual = None
+            if dropped < _WORTHWHILE / 3:
+                if self._search_exactly(effort):
+                    return True
+                effort *= 2
+        return net.impossible
+
+    def _reduce(self) -> bool | None:
+        """Shrink the network; says whether that finished it, None if more is to be done."""
+        net, record = self.net, self.record
+        record.say("reducing", net)
+        reduce(net, record.deadline)
+        self.prices = self.prices[compact(net)]
+        reduce(net, record.deadline)
+        if net.impossible:
+            return True
+        return None if net.segments else self._eliminate()
 
     def _start(self) -> None:
         """Make sure that there is some choice, if one is easily found."""
-        net, deadline = self.net, self.record.deadline
+        net, deadline = self.net, self.record.deadline.share(_START_SHARE)
         if self.record.cost is None and deadline.left_s > 0:
             walk = Walk.at(net, {node: int(cost.argmin()) for node, cost in net.costs.items()})
             walk.repair(self.prices, deadline)
@@ -159,16 +187,14 @@ class Search:
             record.raise_bound(net.offset + value)
         return True
 
-    def _raise_bound(self) -> bool:
-        """One round of prices, bound and choices; prunes; says whether the gap closed."""
-        net, record, deadline = self.net, self.record, self.record.deadline
-        dual = Dual.of(net)
-        dual.set_prices(self.prices * dual.scale)
+    def _raise_bound(self, dual: Dual, effort: int) -> bool:
+        """One round of prices, bound and choices; says whether the gap closed."""
+        net, record = self.net, self.record
         best, best_prices = dual.bound, dual.prices
         step, fails, smooth, mark, stalled = _STEP, 0, None, dual.bound, 0
         for count in range(10_000):
             for _ in range(_SWEEPS):
-                if deadline.left_s <= 0:
+                if record.deadline.left_s <= 0:
                     return False
                 dual.sweep()
             states = dual.decode()
@@ -194,7 +220,7 @@ class Search:
                 mark, stalled = best, 0
             else:
                 stalled += 1
-            if stalled >= _STALL:
+            if stalled >= _STALL * effort:
                 break
             if fails >= _PATIENCE:
                 step, fails = step / 2, 0
@@ -205,8 +231,8 @@ class Search:
             if slope.any():
                 length = step * min(reach, max(abs(best), 1)) * dual.scale / float(slope @ slope)
                 dual.set_prices(np.maximum(0.0, dual.prices + length * slope))
+        dual.set_prices(best_prices.astype(np.float64))
         self.prices = best_prices / dual.scale
-        self._prune(dual)
         return False
 
     def _prunable(self, dual: Dual) -> float:
@@ -217,15 +243,17 @@ class Search:
         total = sum(len(floor) - 1 for floor in dual.floors.values())
         return sum(int((floor > least).sum()) for floor in dual.floors.values()) / max(total, 1)
 
-    def _prune(self, dual: Dual) -> None:
-        """Drop the states that no cheaper choice than the best known can use."""
+    def _prune(self, dual: Dual) -> float:
+        """Drop the states that no cheaper choice than the best known can use; says what part."""
         if self.record.cost is None:
-            return
+            return 0.0
+        part = self._prunable(dual)
         most = (self.record.cost - 1 - self.net.offset) * dual.scale
         for node, floor in dual.floors.items():
             keep = floor <= most
-            if node in self.net.costs and not keep.all():
+            if not keep.all():
                 self.net.restrict(node, keep)
+        return part
 
     def _improve(self, states: dict[int, int], dual: Dual) -> None:
         """Repair a suggested choice, and improve the best one block by block."""
@@ -251,8 +279,8 @@ class Search:
         walk.descend(weight=np.inf, prices=None, deadline=deadline)
         record.offer(net, walk.states)
 
-    def _search_exactly(self) -> bool:
-        """Hand what is left to CP-SAT."""
+    def _search_exactly(self, effort: int) -> bool:
+        """Hand what is left to CP-SAT for a while; says whether that finished it."""
         net, record = self.net, self.record
         if not self.workers or record.deadline.left_s <= 0:
             return False
@@ -262,6 +290,7 @@ class Search:
             record.deadline,
             seed=int(self.rng.integers(1 << 30)),
             workers=self.workers,
+            most_work=_SEARCH_WORK * effort * effort,
             priced=np.flatnonzero(self.prices > 0).tolist(),
             hint=net.locate(record.choices) if record.choices is not None else None,
             upper=record.cost,

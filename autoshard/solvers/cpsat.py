@@ -52,6 +52,7 @@ def solve_network(
     *,
     seed: int,
     workers: int,
+    most_work: float = float("inf"),
     priced: Sequence[int] = (),
     hint: dict[int, int] | None = None,
     upper: int | None = None,
@@ -65,6 +66,7 @@ def solve_network(
         workers: Threads. One gives the same answer each time; more may end on another of several
             best choices. (OR-Tools 9.15 has a mode that is both, but aborts the process in it when
             given a hint.)
+        most_work: Give up after this much work, in CP-SAT's deterministic time, about seconds.
         priced: Memory rows to start with, those that are known to matter.
         hint: States to try first.
         upper: Look for choices below this cost only (the network's offset included).
@@ -114,12 +116,14 @@ def solve_network(
     while True:
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.01, deadline.left_s)
+        solver.parameters.max_deterministic_time = most_work
         solver.parameters.random_seed = seed
         solver.parameters.num_workers = workers
         solver.parameters.linearization_level = 2
         status = solver.solve(model)
         if status == cp_model.INFEASIBLE:
             return CpsatResult(best, None, True)
+        most_work -= solver.response_proto.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return CpsatResult(best, bound, False)
         # The solver's bound is a float: step down past its rounding.
@@ -134,7 +138,7 @@ def solve_network(
             if status == cp_model.OPTIMAL:
                 return CpsatResult(states, net.offset + paid(net, states), True)
             return CpsatResult(states, bound, False)
-        if deadline.left_s <= 0:
+        if deadline.left_s <= 0 or most_work <= 0:
             return CpsatResult(best, bound, False)
         for row_index in _worst_of_runs(broken, states, net):
             if row_index not in rows:

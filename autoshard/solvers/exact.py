@@ -24,9 +24,12 @@ class ExactSolver:
     Attributes:
         workers: Threads of CP-SAT, which gets what nothing else can solve; 0: it is not called. The
             same seed gives the same choice with one; with more, another of several best may come.
+        stop_at_gap: Stop once the cost is proved to be this close to the best, as a fraction of the
+            cost; 0: only at the best.
     """
 
     workers: int = 1
+    stop_at_gap: float = 0.0
 
     def solve(
         self,
@@ -39,7 +42,7 @@ class ExactSolver:
     ) -> Solution:
         """Solve a problem; see ``Solver.solve``."""
         validate_problem(problem)
-        record = Record(problem, Deadline.after(time_limit_s), progress)
+        record = Record(problem, Deadline.after(time_limit_s), progress, self.stop_at_gap)
         if hint is not None:
             record.offer_choices(tuple(hint))
         outcome = self._solve(record, np.random.default_rng(seed))

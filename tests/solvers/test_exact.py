@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from autoshard.errors import InputError, UnknownNameError
 from autoshard.problem import FORBIDDEN, Problem, evaluate
 from autoshard.solvers import SOLVERS, Progress, Solver, Status
+from autoshard.solvers.exact import ExactSolver
 from tests.solvers.problems import dense, problems
 
 many = settings(
@@ -39,7 +40,7 @@ def test_exact_equals_brute_force(problem: Problem) -> None:
 @given(problem=problems(limited=True), seed=st.integers(0, 9))
 def test_local_never_claims_more_than_is_true(problem: Problem, seed: int) -> None:
     want = SOLVERS["brute"].solve(problem, time_limit_s=10)
-    got = SOLVERS["local"].solve(problem, time_limit_s=30, seed=seed)
+    got = SOLVERS["local"].solve(problem, time_limit_s=0.5, seed=seed)
     assert got.lower_bound <= want.cost <= got.cost
     if got.status is Status.OPTIMAL:
         assert got.cost == want.cost
@@ -156,6 +157,14 @@ def test_a_hint_is_never_made_worse() -> None:
     hint = (3,) * 60
     got = SOLVERS["exact"].solve(problem, time_limit_s=0.0, hint=hint)
     assert (got.status, got.choices) == (Status.FEASIBLE, hint)
+
+
+def test_a_gap_that_is_close_enough_ends_the_search() -> None:
+    problem = dense(np.random.default_rng(2), nodes=60, states=12)
+    got = ExactSolver(stop_at_gap=0.9).solve(problem, time_limit_s=60)
+    assert got.status is Status.FEASIBLE
+    assert 0 < got.gap <= 0.9
+    assert got.seconds < 30
 
 
 def test_progress_reports_a_bound_below_the_cost() -> None:
