@@ -8,6 +8,7 @@ taken from the solver.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import tempfile
@@ -355,14 +356,14 @@ class Plan:
             for f in dataclasses.fields(self)
             if f.name != "placement"
         }
-        return {"format": FORMAT, "kind": "autoshard plan", **fields}
+        return {"format": FORMAT, "kind": "autoshard plan", "digest": _digest(fields), **fields}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """The plan that :meth:`to_json` wrote.
 
         Raises:
-            InputError: It is no plan, or of another format.
+            InputError: It is no plan, of another format, or changed since it was written.
         """
         if data.get("kind") != "autoshard plan" or data.get("format") != FORMAT:
             raise InputError(
@@ -370,8 +371,15 @@ class Plan:
                 at=f"kind {data.get('kind')!r}, format {data.get('format')!r}",
                 fix="use a file that Plan.save wrote with this version",
             )
-        rest = {k: v for k, v in data.items() if k not in ("format", "kind")}
-        return _record(cls, rest, "plan")
+        rest = {k: v for k, v in data.items() if k not in ("format", "kind", "digest")}
+        plan = _record(cls, rest, "plan")
+        if data.get("digest") != _digest(rest):
+            raise InputError(
+                "the plan was changed after it was saved",
+                at=f"digest {data.get('digest')!r}",
+                fix="plan again; to fix a sharding by hand, pin it with in_shardings",
+            )
+        return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""
@@ -417,6 +425,12 @@ def spec(sharding: Sharding) -> str:
 def local_text(boundary: BoundaryPlan, mesh: MeshShape) -> str:
     """The shape of one device's piece."""
     return f"{boundary.dtype}{list(local_shape(boundary.shape, boundary.sharding, mesh))}"
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    """SHA-256 of a plan's JSON form without white space, keys in order."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

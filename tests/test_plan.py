@@ -105,24 +105,16 @@ JSON = st.recursive(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(where=st.integers(0, 10**6), new=JSON)
 def test_a_damaged_plan_is_refused_or_is_a_plan(data: Any, where: int, new: Any) -> None:
     every = list(places(data))
     damaged = changed(data, every[where % len(every)], new)
-    try:
-        loaded = Plan.from_json(damaged) if isinstance(damaged, dict) else None
-    except InputError:
+    if not isinstance(damaged, dict) or damaged == data:
         return
-    if loaded is not None:
-        assert json.loads(json.dumps(loaded.to_json())).keys() == data.keys()
-        try:
-            loaded.check(tuple(data["signature"]), MESH)
-        except PlanMismatchError:
-            return
-        str(loaded)
-        loaded.table()
+    with pytest.raises(InputError):
+        Plan.from_json(damaged)
 
 
 @pytest.mark.parametrize("key", ["mesh", "ops", "predicted", "signature"])
