@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from autoshard.cost_models.protocol import Compiler
 from autoshard.graph import Graph
-from autoshard.local import LOCAL_VIEWS, localize
+from autoshard.local import LOCAL_VIEWS
+from autoshard.localize import localize
 from autoshard.memory import occupancy
 from autoshard.shardings import MeshShape
 

@@ -11,7 +11,8 @@ import numpy as np
 from autoshard.branches import Block, uncounted
 from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, wire_bytes
 from autoshard.graph import Graph, Op
-from autoshard.local import Decisions, localize
+from autoshard.local import Decisions
+from autoshard.localize import localize
 from autoshard.memory import Footprint, footprint
 from autoshard.moves import moves_of
 from autoshard.plan import (

@@ -11,7 +11,8 @@ import pytest
 
 from autoshard.buffers import in_post_order, kernels, needs_copy
 from autoshard.cost_models.protocol import Compiler
-from autoshard.local import DotSide, localize
+from autoshard.local import DotSide
+from autoshard.localize import localize
 from tests.lowering import MESH, graph_of
 
 X = np.ones((8, 32), np.float32)

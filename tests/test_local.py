@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 
 from autoshard.graph import Graph
-from autoshard.local import Decisions, LocalBlock, LocalOp, LocalProgram, localize, step_of
+from autoshard.local import Decisions, LocalBlock, LocalOp, LocalProgram, step_of
+from autoshard.localize import localize
 from autoshard.shardings import Sharding, replicated
 from tests.lowering import MESH, graph_of
 

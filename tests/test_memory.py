@@ -16,8 +16,10 @@ from autoshard import autoshard
 from autoshard.buffers import Kernel
 from autoshard.cost_models.protocol import Compiler
 from autoshard.experiments.workloads import make
-from autoshard.local import LocalOp, localize
-from autoshard.memory import Footprint, combined, fifo_order, footprint, occupancy
+from autoshard.local import LocalOp
+from autoshard.localize import localize
+from autoshard.memory import Footprint, footprint, occupancy
+from autoshard.schedule import combined, fifo_order
 from tests.lowering import MESH, graph_of
 
 X = np.ones((64, 64), np.float32)
