@@ -73,7 +73,7 @@ def lowered(fn: Callable[..., Any], *args: Any) -> jax.stages.Lowered:
 
 def module_of(lowering: jax.stages.Lowered) -> ir.Module:
     module = lowering.compiler_ir("stablehlo")
-    assert module is not None
+    assert isinstance(module, ir.Module)
     return module
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,8 +24,8 @@ class RandomPlans:
         *,
         time_limit_s: float,
         seed: int = 0,
-        hint: tuple[int, ...] | None = None,
-        progress: Progress | None = None,
+        hint: Sequence[int] | None = None,
+        progress: Callable[[Progress], None] | None = None,
     ) -> Solution:
         start = time.perf_counter()
         best = SOLVERS["exact"].solve(problem, time_limit_s=time_limit_s)

@@ -125,11 +125,12 @@ def test_every_op_points_to_a_line_of_the_users_code() -> None:
 
 def test_constraints_prescribe_shardings_and_open_ones_say_nothing() -> None:
     mesh = mesh_of(4, 2)
+    spec: Any = PartitionSpec  # partly annotated
 
     def fn(x: Any) -> Any:
-        closed = NamedSharding(mesh, PartitionSpec("b"))
-        part = NamedSharding(mesh, PartitionSpec(PartitionSpec.UNCONSTRAINED, "a"))
-        free = NamedSharding(mesh, PartitionSpec(*(2 * [PartitionSpec.UNCONSTRAINED])))
+        closed = NamedSharding(mesh, spec("b"))
+        part = NamedSharding(mesh, spec(spec.UNCONSTRAINED, "a"))
+        free = NamedSharding(mesh, spec(spec.UNCONSTRAINED, spec.UNCONSTRAINED))
         constrain = jax.lax.with_sharding_constraint
         return constrain(constrain(constrain(x, closed) + 1, part) + 1, free)
 

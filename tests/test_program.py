@@ -109,7 +109,7 @@ def test_loops_carry_whatever_they_read_but_constants(name: str) -> None:
 
 
 def reads_from_outside(block: ir.Block) -> list[Any]:
-    inside = set(block.arguments)
+    inside: set[Any] = set(block.arguments)
     found = []
     for op in block.operations:
         inside.update(op.operation.results)

@@ -124,7 +124,7 @@ def test_rewriting_leaves_the_values_of_a_module_alone() -> None:
 
 def test_a_constraint_inside_the_function_is_respected_and_an_open_one_is_closed() -> None:
     mesh = mesh_of(4, 2)
-    spec = jax.sharding.PartitionSpec
+    spec: Any = jax.sharding.PartitionSpec
 
     def fn(x: Any, w: Any) -> Any:
         y = jax.lax.with_sharding_constraint(x @ w, spec("b", spec.UNCONSTRAINED))
@@ -139,7 +139,7 @@ def test_a_constraint_inside_the_function_is_respected_and_an_open_one_is_closed
 
 def test_a_shard_map_inside_the_function_runs_on_its_own_shardings() -> None:
     mesh = mesh_of(4, 2)
-    spec = jax.sharding.PartitionSpec
+    spec: Any = jax.sharding.PartitionSpec
 
     def fn(x: Any, w: Any) -> Any:
         inner = jax.shard_map(

@@ -178,7 +178,7 @@ def test_a_scatter_of_one_index_per_device_is_not_split_along_what_it_indexes(co
     "fn",
     [
         lambda x: jnp.fft.fft(x, axis=1).real,
-        lambda x: jax.random.bits(jax.random.wrap_key_data(np.zeros(2, np.uint32)), (16, 16)) + x,
+        lambda x: jax.random.bits(jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)), (16, 16)) + x,
     ],
     ids=["fft", "random"],
 )

@@ -35,10 +35,20 @@ def test_a_scatter_of_one_index_writes_neighbouring_rows(method: str) -> None:
     assert not np.array_equal(sharded(x, np.int32(5), row), expected)
 
 
+def test_a_sum_that_starts_from_five_counts_the_start_once_per_device() -> None:
+    x = np.ones((16, 8), np.float32)
+
+    def fn(x: Any) -> Any:
+        return lax.reduce(x, np.float32(5), lax.add, (0,))
+
+    sharded = jax.jit(fn, in_shardings=placed("a"), out_shardings=placed())
+    np.testing.assert_array_equal(sharded(x), np.full(8, 16 + 4 * 5))
+
+
 def test_the_gradient_of_a_kernel_is_wrong_when_split_along_space() -> None:
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(8, 16, 16, 8)).astype(np.float32)
-    g = rng.normal(size=(8, 16, 16, 16)).astype(np.float32)
+    x = jax.numpy.asarray(rng.normal(size=(8, 16, 16, 8)), np.float32)
+    g = jax.numpy.asarray(rng.normal(size=(8, 16, 16, 16)), np.float32)
 
     def fn(x: Any, g: Any) -> Any:
         x = lax.with_sharding_constraint(x, placed(None, "a"))

@@ -121,6 +121,7 @@ def test_a_plan_that_says_something_else_is_found_out() -> None:
     )
     lying = autoshard(program.fn, mesh_of(4, 2), plan=wrong)
     found = lying.validate(*program.values(), repeats=1)
+    assert found.compiled.flops is not None
     assert found.predicted.flops == pytest.approx(2 * found.compiled.flops)
     assert any(d.what == "flops" and d.source.startswith("zoo.py:") for d in found.disagreements)
     assert len(found.unnamed_collectives) == min(1, len(plan.collectives))
