@@ -131,7 +131,7 @@ def test_constraints_prescribe_shardings_and_open_ones_say_nothing() -> None:
         closed = NamedSharding(mesh, spec("b"))
         part = NamedSharding(mesh, spec(spec.UNCONSTRAINED, "a"))
         free = NamedSharding(mesh, spec(spec.UNCONSTRAINED, spec.UNCONSTRAINED))
-        constrain = jax.lax.with_sharding_constraint
+        constrain: Any = jax.lax.with_sharding_constraint
         return constrain(constrain(constrain(x, closed) + 1, part) + 1, free)
 
     found = [op for op in graph_of(fn, X).ops if op.name == "sdy.sharding_constraint"]
@@ -144,3 +144,17 @@ def test_a_constraint_over_another_mesh_is_refused() -> None:
     sharding = NamedSharding(other, PartitionSpec("elsewhere"))
     with pytest.raises(InputError, match="elsewhere"):
         graph_of(lambda x: jax.lax.with_sharding_constraint(x, sharding), X)
+
+
+def test_programs_that_differ_in_an_attribute_alone_have_different_signatures() -> None:
+    x = np.ones((8, 8), np.float32)
+
+    def product(dims: Any) -> Any:
+        return graph_of(lambda a, b: lax.dot_general(a, b, (dims, ((), ()))), x, x)
+
+    def loop(count: int) -> Any:
+        return graph_of(lambda a: lax.fori_loop(0, count, lambda _, c: jnp.sin(c), a), x)
+
+    assert product(((1,), (0,))).signature() == product(((1,), (0,))).signature()
+    assert product(((1,), (0,))).signature() != product(((0,), (1,))).signature()
+    assert loop(3).fingerprint() != loop(4).fingerprint()

@@ -142,7 +142,7 @@ def test_a_shard_map_inside_the_function_runs_on_its_own_shardings() -> None:
     spec: Any = jax.sharding.PartitionSpec
 
     def fn(x: Any, w: Any) -> Any:
-        inner = jax.shard_map(
+        inner: Any = jax.shard_map(
             lambda x, w: jax.lax.psum(x @ w, "b"),
             mesh=mesh,
             in_specs=(spec("a", "b"), spec("b")),
