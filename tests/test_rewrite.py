@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ QUICK = (
         "scatters",
     ),
 )
-MESHES = ((8,), (4, 2), (2, 2, 2), (2, 4, 1), (1,), (2, 2, 2, 1))
+OTHERS = ((8,), (4, 2), (2, 4, 1), (1,), (2, 2, 2, 1))
 
 
 def check(name: str, sizes: tuple[int, ...], seed: int) -> None:
@@ -58,9 +59,9 @@ def test_a_random_plan_runs_as_written(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_random_plans_run_as_written(name: str, sizes: tuple[int, ...]) -> None:
-    check(name, sizes, 2)
+def test_random_plans_run_as_written_on_three_axes_and_another_mesh(name: str) -> None:
+    check(name, (2, 2, 2), 2)
+    check(name, OTHERS[zlib.crc32(name.encode()) % len(OTHERS)], 3)
 
 
 @pytest.mark.slow

@@ -240,14 +240,14 @@ def branches(x: Any, w: Any, flag: Any, which: Any) -> Any:
 def while_until(x: Any, w: Any) -> Any:
     def body(c: Any) -> Any:
         x, n = c
-        return jnp.tanh(x @ w), n + 1
+        return jnp.tanh(x @ w / 8), n + 1
 
     return lax.while_loop(lambda c: (c[1] < 9) & (jnp.sum(c[0]) < 1e6), body, (x, 0))
 
 
 @program(f32(16, 32), f32(32, 32), np.int32(3))
 def fori_dynamic(x: Any, w: Any, n: Any) -> Any:
-    return lax.fori_loop(0, n, lambda i, x: jnp.tanh(x @ w) + i, x)
+    return lax.fori_loop(0, n, lambda i, x: jnp.tanh(x @ w / 8) + i, x)
 
 
 @program(f32(16, 32), f32(3, 32, 32), f32(2, 16))
