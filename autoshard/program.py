@@ -47,6 +47,7 @@ _EFFECTS = frozenset(
 )
 """Ops that are kept even if nothing reads their results."""
 
+_REFERENCE = re.compile(r'@(?:([\w.$-]+)|"([^"]+)")')
 _FRAME = re.compile(r'"([^"]+\.(?:py|ipynb))":(\d+)')
 _LIBRARY = re.compile(r"/site-packages/|/jax/_src/|<frozen")
 _OURS = tuple(
@@ -94,8 +95,9 @@ def normalize(module: ir.Module) -> None:
         if op.operation.name == "func.func"
     }
     _inline(main_block(module), functions)
+    referenced = _referenced(module)
     for name, function in functions.items():
-        if name != "main" and not _is_referenced(module, name):
+        if name != "main" and name not in referenced:
             function.erase()
     with module.context, ir.Location.unknown():
         passmanager.PassManager.parse("builtin.module(cse)").run(module.operation)
@@ -224,9 +226,10 @@ def _needless(loop: ir.Operation, used: list[bool]) -> set[int]:
     wanted |= {k for k, a in enumerate(condition.arguments) if any(True for _ in a.uses)}
     seen: set[ir.Operation] = set()
     values = [returned[k] for k in wanted]
-    for operation in _operations(body):
-        if operation.name in _EFFECTS:
-            values += operation.operands
+    for operation in (op.operation for op in body.operations):
+        inside = (operation, *_nested(operation))
+        if any(o.name in _EFFECTS for o in inside):
+            values += [value for o in inside for value in o.operands]
     while values:
         value = values.pop()
         owner = value.owner
@@ -395,11 +398,12 @@ def _nested(operation: ir.Operation) -> Iterator[ir.Operation]:
             yield from _operations(inner)
 
 
-def _is_referenced(module: ir.Module, name: str) -> bool:
-    wanted = f"@{name}"
-    return any(
-        wanted in str(attribute)
-        for _, _, operation in walk(main_block(module))
+def _referenced(module: ir.Module) -> set[str]:
+    """Functions that an op names: by a call that is not inlined (in a reduction's body, say)."""
+    return {
+        name or quoted
+        for operation in _nested(module.operation)
         if operation.name in ("stablehlo.composite", "stablehlo.custom_call", "func.call")
         for attribute in operation.attributes.values()
-    )
+        for name, quoted in _REFERENCE.findall(str(attribute))
+    }

@@ -135,6 +135,38 @@ def test_an_op_with_an_effect_stays() -> None:
     assert "stablehlo.custom_call" in names(normal(fn, X))
 
 
+def test_a_loop_goes_on_carrying_what_an_effect_inside_an_inner_loop_reads() -> None:
+    def fn(x: Any) -> Any:
+        def inner(_: Any, d: Any) -> Any:
+            jax.debug.callback(lambda v: None, d)
+            return d + 1
+
+        def body(c: Any, _: Any) -> Any:
+            lax.fori_loop(0, 3, inner, c)
+            return c * 2, None
+
+        lax.scan(body, x, None, length=3)
+        return x
+
+    module = normal(fn, X)
+    assert module.operation.verify()
+    outer, _ = (op for _, _, op in walk(main_block(module)) if op.name == "stablehlo.while")
+    assert "tensor<16x32xf32>" in [str(result.type) for result in outer.results]
+
+
+def test_a_function_that_a_reduction_calls_stays() -> None:
+    def larger(a: Any, b: Any) -> Any:
+        return jnp.where(a > b, a, b)
+
+    def fn(x: Any) -> Any:
+        return lax.reduce(x, np.float32(0), larger, (0,)), jnp.where(x > 0, x, 1)
+
+    lowering = lowered(fn, X)
+    normalize(module_of(lowering))
+    assert module_of(lowering).operation.verify()
+    np.testing.assert_array_equal(lowering.compile()(X)[0], np.ones(32))
+
+
 def test_the_source_is_the_line_of_the_users_code() -> None:
     def fn(x: Any) -> Any:
         return jnp.sin(x)
