@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,8 +24,8 @@ from autoshard.program import (
     terminator,
     walk,
 )
-from autoshard.shardings import MeshShape, Sharding
-from autoshard.traps import whole_factors
+from autoshard.shardings import MeshShape, Sharding, splitting
+from autoshard.traps import BEYOND_RULES, whole_factors
 
 _BITS = {"i1": 8, "complex<f32>": 64, "complex<f64>": 128, "tf32": 32, "index": 64}
 
@@ -168,6 +169,8 @@ class _Reader:
     def _rule(self, operation: ir.Operation) -> Rule | None:
         if "sdy.sharding_rule" not in operation.attributes:
             return None
+        if operation.name in BEYOND_RULES:
+            return read_rule(operation)
         attribute = operation.attributes["sdy.sharding_rule"]
         key = (attribute, operation.name)
         if key not in self.rules:
@@ -211,7 +214,8 @@ class _Reader:
     def _closed(self, attribute: sdy.TensorShardingAttr) -> Sharding | None:
         """The sharding prescribed; None if it leaves everything open.
 
-        Where it leaves a dimension open, that dimension gets the axes named and no more.
+        Where it leaves a dimension open, that dimension gets the axes named and no more. Axes of
+        size one are left out.
         """
         dimensions = [sdy.DimensionShardingAttr(d) for d in attribute.dimension_shardings]
         sharding = tuple(tuple(sdy.AxisRefAttr(a).name for a in d.axes) for d in dimensions)
@@ -222,7 +226,9 @@ class _Reader:
                     f"which the mesh ({self.mesh}) does not have",
                     fix="use the mesh that autoshard was given in with_sharding_constraint",
                 )
-        return sharding if any(sharding) or all(d.is_closed for d in dimensions) else None
+        if not any(sharding) and not all(d.is_closed for d in dimensions):
+            return None
+        return splitting(sharding, self.mesh)
 
 
 def _is_alias(
@@ -238,8 +244,9 @@ def _type(type_: ir.Type) -> tuple[tuple[int, ...], str, int]:
     dtype = str(tensor.element_type)
     bits = _BITS.get(dtype)
     if bits is None:
-        digits = "".join(c for c in dtype.lower().removeprefix("ui").lstrip("bfiu") if c.isdigit())
-        bits = 8 if dtype.startswith("f8") else int(digits or 32)
+        # f8E4M3FN, bf16, ui4: the first number is the size.
+        digits = re.match(r"[a-z]*(\d+)", dtype)
+        bits = int(digits[1]) if digits else 32
     return shape, dtype, math.ceil(math.prod(shape) * bits / 8)
 
 

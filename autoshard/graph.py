@@ -66,6 +66,14 @@ class Rule:
     operands: tuple[tuple[tuple[int, ...], ...], ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
 
+    def __str__(self) -> str:
+        sides = [
+            " ".join("[" + ",".join("*".join(map(str, dim)) for dim in t) + "]" for t in tensors)
+            for tensors in (self.operands, self.results)
+        ]
+        kinds = [f"{f} {kind}" for f, kind in enumerate(self.kinds) if kind != "pass"]
+        return "; ".join((" to ".join(sides), *kinds))
+
 
 @dataclass(frozen=True, slots=True)
 class Op:
@@ -115,6 +123,17 @@ class Op:
         """The name without its dialect."""
         return self.name.partition(".")[2]
 
+    @property
+    def details(self) -> str:
+        """What else a plan depends on: rule, combiner, a loop's rounds in a call, prescriptions."""
+        parts = {
+            "by": self.rule,
+            "with": self.combiner,
+            "rounds": self.body_trips if self.name == "stablehlo.while" else None,
+            "fixed": self.fixed,
+        }
+        return "".join(f" {word} {part}" for word, part in parts.items() if part)
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
@@ -146,7 +165,7 @@ class Graph:
         head = [f"argument {self.values[v]}" for v in self.arguments]
         body = [
             f"{op.name}({', '.join(f'%{v}' for v in op.operands)}) -> "
-            f"{', '.join(str(self.values[v]) for v in op.results)}"
+            f"{', '.join(str(self.values[v]) for v in op.results)}{op.details}"
             for op in self.ops
         ]
         tail = [f"result {self.values[v]}" for v in self.results]

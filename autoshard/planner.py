@@ -60,11 +60,16 @@ def plan_module(
         InputError: A pin or option that cannot be met.
     """
     start = time.perf_counter()
+    asked: object = memory_limit
+    if asked is not None and not (isinstance(asked, (int, float)) and asked >= 1):
+        raise InputError(
+            f"a memory limit of {asked!r} is no number of bytes",
+            fix="give the bytes that one device may use, e.g. memory_limit=16 * 2**30",
+        )
     model = COST_MODELS[cost_model]() if isinstance(cost_model, str) else cost_model
     chosen, label = _solver(solver)
-    limit = memory_limit
-    if limit is None and model.memory_bytes is not None:
-        limit = int(model.memory_bytes)
+    given = model.memory_bytes if memory_limit is None else memory_limit
+    limit = None if given is None else int(given)
     normalize(module)
     graph = extract(module, mesh, arguments, results, ties)
     priced = price(graph, mesh, model, limit)

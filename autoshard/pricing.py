@@ -23,7 +23,7 @@ from autoshard.problem import FORBIDDEN, Problem
 from autoshard.program import REGION_OPS
 from autoshard.reads import place
 from autoshard.reshard import Resharder, layouts, sent_bytes
-from autoshard.shardings import MeshShape, Sharding, divides
+from autoshard.shardings import MeshShape, Sharding, divides, splitting
 from autoshard.strategies import Enumerator, Strategies
 
 PICOSECONDS = 1e12
@@ -112,7 +112,7 @@ def work_of(graph: Graph, op: Op, strategies: Strategies, fusion: Fusion, mesh: 
     for value, ids in zip(op.results, strategies.results, strict=True):
         if fusion.materialized[value]:
             traffic = traffic + _written(graph, op) * local(value, ids)
-    dtype = graph.values[op.operands[0] if op.operands else op.results[0]].dtype
+    dtype = next((graph.values[v].dtype for v in (*op.operands, *op.results)), "")
     return Work(
         op.name, dtype, op.flops / strategies.splits, traffic, matmul_sizes(op, strategies, mesh)
     )
@@ -199,9 +199,9 @@ class _Builder:
 
     def _argument_pins(self) -> list[Sharding | None]:
         """Pins of arguments, with those of the results that are tied to them."""
-        pins = [info.pin for info in self.graph.argument_info]
+        pins = [self._splitting(info.pin) for info in self.graph.argument_info]
         for a, r in self.graph.ties:
-            theirs = self.graph.result_info[r].pin
+            theirs = self._splitting(self.graph.result_info[r].pin)
             if theirs is not None and pins[a] is not None and pins[a] != theirs:
                 raise InputError(
                     f"{self.graph.argument_info[a].name} is donated and pinned to {pins[a]}, but "
@@ -211,6 +211,9 @@ class _Builder:
                 )
             pins[a] = pins[a] or theirs
         return pins
+
+    def _splitting(self, pin: Sharding | None) -> Sharding | None:
+        return None if pin is None else splitting(pin, self.mesh)
 
     def _tensor_node(
         self, kind: Literal["argument", "carried"], op: int, value: int, pin: Sharding | None
@@ -241,9 +244,7 @@ class _Builder:
     def _pinned(self, pin: Sharding, value: int) -> int:
         tensor = self.graph.values[value]
         table = layouts(len(tensor.shape), self.mesh)
-        if pin not in table.index:
-            # Axes of size one split nothing: the same layout without them.
-            pin = tuple(tuple(a for a in d if self.mesh.size((a,)) > 1) for d in pin)
+        pin = splitting(pin, self.mesh)
         if pin not in table.index or not divides(tensor.shape, pin, self.mesh):
             raise InputError(
                 f"a {tensor.dtype}{list(tensor.shape)} cannot be pinned to {pin} on {self.mesh}",
@@ -306,8 +307,9 @@ class _Builder:
                 op = graph.ops[node.op]
                 seen = set()
                 for value, wanted in zip(op.operands, node.strategies.operands, strict=True):
-                    if (value, id(wanted)) not in seen:
-                        seen.add((value, id(wanted)))
+                    # An op that reads a value twice in one sharding has it moved once.
+                    if (value, wanted.tobytes()) not in seen:
+                        seen.add((value, wanted.tobytes()))
                         block, trips, _ = place(graph, value, (op.parent, op.region), op.trips)
                         product = op.kind in ("dot_general", "convolution")
                         hub = self.hubs.get((value, block)) if product else None

@@ -18,7 +18,13 @@ from autoshard.extract import extract
 from autoshard.plan import Plan
 from autoshard.planner import plan_module
 from autoshard.program import Boundary, normalize
-from autoshard.shardings import MeshShape, Sharding, replicated, to_partition_spec
+from autoshard.shardings import (
+    MeshShape,
+    Sharding,
+    replicated,
+    splitting,
+    to_partition_spec,
+)
 from autoshard.signature import Leaf, ties
 from autoshard.solvers import Progress
 
@@ -104,11 +110,11 @@ def checked(
     for wanted, planned in zip(
         (*arguments, *results), (*plan.arguments, *plan.results), strict=True
     ):
-        if wanted.pin is not None and wanted.pin != planned.sharding:
+        if wanted.pin is not None and splitting(wanted.pin, mesh) != planned.sharding:
             raise InputError(
                 f"the plan given shards {wanted.name} as {to_partition_spec(planned.sharding)}, "
                 f"its pin says {to_partition_spec(wanted.pin)}",
-                at=f"argument {wanted.name}",
+                at=wanted.name,
                 fix="remove the pin, or plan again with it",
             )
     return plan

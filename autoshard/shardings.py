@@ -51,6 +51,11 @@ def local_shape(shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape) -> 
     return tuple(d // mesh.size(axes) for d, axes in zip(shape, sharding, strict=True))
 
 
+def splitting(sharding: Sharding, mesh: MeshShape) -> Sharding:
+    """The same sharding without axes of size one, which split nothing."""
+    return tuple(tuple(a for a in dim if mesh.size((a,)) > 1) for dim in sharding)
+
+
 def divides(shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape) -> bool:
     """Whether ``sharding`` splits every dimension of ``shape`` evenly."""
     return all(d % mesh.size(axes) == 0 for d, axes in zip(shape, sharding, strict=True))

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.errors import InputError
 from autoshard.graph import Graph, Op, Rule
 from autoshard.reshard import layouts
-from autoshard.shardings import MeshShape, Sharding, replicated
+from autoshard.shardings import MeshShape, Sharding, replicated, to_partition_spec
 from autoshard.traps import UNSPLIT, is_trap
 
 REDUCING = frozenset(
@@ -133,7 +134,14 @@ class Enumerator:
         return self._sizes[axes]
 
     def _id(self, sharding: Sharding) -> int:
-        return layouts(len(sharding), self.mesh).index[sharding]
+        index = layouts(len(sharding), self.mesh).index
+        if sharding not in index:
+            raise InputError(
+                f"the function prescribes {to_partition_spec(sharding)}, which splits a dimension "
+                f"by axes in another order than that of the mesh ({self.mesh})",
+                fix="name the axes of each dimension in the order of the mesh",
+            )
+        return index[sharding]
 
     def _rows(
         self,

@@ -27,6 +27,9 @@ UNSPLIT = {
 }
 """Ops that run whole on every device, and why."""
 
+BEYOND_RULES = frozenset({"stablehlo.convolution", "stablehlo.reduce"})
+"""Ops of which :func:`whole_factors` looks at more than the sharding rule."""
+
 
 def is_trap(name: str, rule: Rule, counts: Sequence[int]) -> bool:
     """Whether a way to split an op is wrong although each factor by itself may be split so.
@@ -57,6 +60,8 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
     - ``convolution`` with feature groups, everything but the batch, and that too where the input is
       dilated; with batch groups, everything: XLA gathers the operands, or gives wrong values where
       the batch of a kernel's gradient is split.
+    - ``reduce`` that sums from another start than zero, the dimensions summed: every device starts
+      from it, and XLA adds it once per device.
     - ``cholesky`` and ``triangular_solve``, the matrix dimensions: XLA gathers them.
     - ``custom_call``, dimensions that not every operand and result has: only batch dimensions can
       be split (``xla.is_batch_partitionable``), others are gathered.
@@ -71,6 +76,9 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
         )
     if name == "stablehlo.convolution":
         return _whole_in_convolution(operation, operands, results)
+    if name == "stablehlo.reduce" and not _may_start_often(operation):
+        kept = {f for dim in results[0] for f in dim}
+        return frozenset(f for dim in operands[0] for f in dim if f not in kept)
     if name in ("stablehlo.cholesky", "stablehlo.triangular_solve"):
         return frozenset(f for tensor in (*operands, *results) for dim in tensor[-2:] for f in dim)
     if name == "stablehlo.custom_call":
@@ -78,6 +86,21 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
         every = frozenset.intersection(*map(frozenset, tensors)) if tensors else frozenset()
         return frozenset().union(*tensors) - every
     return frozenset()
+
+
+_IDEMPOTENT = frozenset({"stablehlo.maximum", "stablehlo.minimum", "stablehlo.and", "stablehlo.or"})
+
+
+def _may_start_often(operation: ir.Operation) -> bool:
+    """Whether a reduction may take its start into account more than once."""
+    if operation.regions[0].blocks[0].operations[0].operation.name in _IDEMPOTENT:
+        return True
+    start = operation.operands[len(operation.results)].owner
+    if isinstance(start, ir.Block) or start.name != "stablehlo.constant":
+        return False
+    # As text, e.g. ``dense<-0.000000e+00>``: the bindings do not read every type as a number.
+    value = start.get_asm(use_local_scope=True).partition("dense<")[2].partition(">")[0]
+    return value == "false" or (value != "" and not set(value) - set("0.e+-(), "))
 
 
 def _whole_in_convolution(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from autoshard import InputError, Plan, PlanMismatchError, Sharded, UnknownNameError, autoshard
@@ -297,6 +297,47 @@ class TestGivenPlan:
             autoshard(other, mesh, donate_argnums=0, plan=plan)(state(), batch()[:rows])
 
 
+class TestOddPrograms:
+    """What few functions do, and what must work all the same."""
+
+    def test_axes_of_size_one_may_be_named_anywhere(self) -> None:
+        mesh = Mesh(DEVICES.reshape(8, 1), ("data", "one"))
+        spec = P("data", "one")
+
+        def fn(x: Any) -> Any:
+            return jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, spec)) + 1
+
+        x = np.ones((16, 16), np.float32)
+        sharded = autoshard(fn, mesh, in_shardings={"x": spec}, out_shardings=spec)
+        np.testing.assert_array_equal(sharded(x), fn(x))
+        again = autoshard(
+            fn, mesh, in_shardings={"x": spec}, out_shardings=spec, plan=sharded.plan(x)
+        )
+        assert again.plan(x) == sharded.plan(x)
+
+    def test_printing_a_constant_text_is_an_op_without_operands(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fn(x: Any) -> Any:
+            jax.debug.print("here")
+            return x + 1
+
+        np.testing.assert_array_equal(autoshard(fn, MESH)(np.ones(8)), np.full(8, 2.0))
+        jax.effects_barrier()
+        assert "here" in capsys.readouterr().out
+
+    def test_functions_called_in_a_shard_map_stay(self) -> None:
+        def local(x: Any) -> Any:
+            return jnp.where(x > 0, jax.nn.relu(x), 0)
+
+        def fn(x: Any) -> Any:
+            spec = P("data")
+            return jax.shard_map(local, mesh=MESH, in_specs=spec, out_specs=spec)(x) * 2
+
+        x = np.ones((8, 8), np.float32)
+        np.testing.assert_array_equal(autoshard(fn, MESH)(x), 2 * x)
+
+
 class TestErrors:
     """Every message names the place and the way out."""
 
@@ -335,6 +376,13 @@ class TestErrors:
                 lambda: autoshard(train, MESH, cost_model="v9").plan(state(), batch()),
                 UnknownNameError,
                 "no cost model is called 'v9'",
+            ),
+            (
+                lambda: autoshard(train, MESH, memory_limit=cast(Any, "8GB")).plan(
+                    state(), batch()
+                ),
+                InputError,
+                "a memory limit of '8GB' is no number of bytes",
             ),
             (
                 lambda: autoshard(train, MESH, cost_model=cast(Any, 3)).plan(state(), batch()),

@@ -130,6 +130,23 @@ def test_a_reduction_is_split_if_an_all_reduce_can_finish_it(combine: Any, split
     assert any(r[2] for r in rows(graph, op)) == splits
 
 
+@pytest.mark.parametrize(
+    ("combine", "start", "splits"),
+    [(lax.add, 0.0, True), (lax.add, -0.0, True), (lax.add, 5.0, False), (lax.max, 5.0, True)],
+)
+def test_a_sum_is_split_only_if_it_starts_from_nothing(
+    combine: Any, start: float, splits: bool
+) -> None:
+    def fn(x: Any) -> Any:
+        # The first has the same sharding rule, and nothing in its way.
+        return jnp.sum(x, 1), lax.reduce(x * 2, np.float32(start), combine, (1,))
+
+    graph = graph_of(fn, np.ones((8, 16), np.float32))
+    first, second = (op for op in graph.ops if op.kind == "reduce")
+    assert any(r[2] for r in rows(graph, first))
+    assert any(r[2] for r in rows(graph, second)) == splits
+
+
 def kept_whole(graph: Graph, op: Op, operand: int, dim: int) -> bool:
     return all(not r[0][operand][dim] for r in rows(graph, op))
 
