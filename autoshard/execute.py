@@ -132,6 +132,15 @@ def flatten(
     return jax.jit(flat), seen
 
 
+_NEEDS_VALUE = (
+    jax.errors.ConcretizationTypeError,  # and what derives from it, as a bool of a tracer
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""Errors that say that Python asked for the value of a traced array."""
+
+
 def trace(fn: Callable[..., Any], signature: Signature, mesh: Mesh) -> Traced:
     """Trace ``fn`` for a signature.
 
@@ -143,7 +152,7 @@ def trace(fn: Callable[..., Any], signature: Signature, mesh: Mesh) -> Traced:
     try:
         with jax.set_mesh(auto_mesh):
             avals = jax.eval_shape(flat, *(leaf.abstract for leaf in signature.arguments))
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+    except _NEEDS_VALUE as error:
         raise InputError(
             f"{_name(fn)} cannot be traced: Python needs the value of an array that is only known "
             f"when the program runs ({type(error).__name__})",

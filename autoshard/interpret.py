@@ -89,6 +89,9 @@ def interpret(
         ),
         memory=tuple(MemoryPoint(op, b) for op, b in memory.timeline),
         holders=tuple(MemoryHolder(n, b) for n, b in memory.holders),
+        uncounted_loops=tuple(
+            graph.ops[i].source or f"{graph.ops[i].kind} #{i}" for i in graph.unknown_trips
+        ),
         solver=SolverReport("", "", 0.0, 0.0, 0, 0, 0.0),
         memory_limit=None,
         planning_s=0.0,

@@ -238,6 +238,8 @@ class Plan:
         predicted: Totals.
         memory: Live bytes over the program.
         holders: What holds memory at the peak, the largest first.
+        uncounted_loops: Loops whose trip count the program does not state, by source line; every
+            figure counts their bodies once.
         solver: How it was found.
         memory_limit: The limit it was found under [bytes per device]; None for none.
         planning_s: Time to extract, price and solve [s], without JAX's tracing and lowering.
@@ -256,6 +258,7 @@ class Plan:
     predicted: Predicted
     memory: tuple[MemoryPoint, ...]
     holders: tuple[MemoryHolder, ...]
+    uncounted_loops: tuple[str, ...]
     solver: SolverReport
     memory_limit: int | None
     planning_s: float
@@ -402,8 +405,8 @@ class Plan:
             InputError: The file is not a plan.
         """
         try:
-            data = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as err:
+            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_number)
+        except (OSError, ValueError, RecursionError) as err:
             raise InputError(
                 f"cannot read a plan: {err}", at=str(path), fix="use a file that Plan.save wrote"
             ) from err
@@ -431,6 +434,10 @@ def _digest(fields: Mapping[str, Any]) -> str:
     """SHA-256 of a plan's JSON form without white space, keys in order."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _plain(value: Any) -> Any:

@@ -27,6 +27,11 @@ def plan_text(plan: Plan) -> str:
         f"{p.flops / 1e9:.3f} GFLOP in products",
         f"  solver {s.solver}: {gap}; {s.nodes} decisions, {s.edges} edges, {s.seconds:.2f} s "
         f"(planning {plan.planning_s:.2f} s)",
+        *(
+            [f"  counted once, their trip counts being unknown: loops at {loops}"]
+            if (loops := ", ".join(plan.uncounted_loops[:5]))
+            else []
+        ),
         "",
         "Arguments",
         *_boundary_rows(plan.arguments),

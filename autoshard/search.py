@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from autoshard import pins
 from autoshard.cost_models import COST_MODELS, default_cost_model
 from autoshard.cost_models.protocol import CostModel
-from autoshard.errors import InputError
+from autoshard.errors import InfeasibleError, InputError
 from autoshard.execute import Placement, Traced, lower_for_planning, module_of
 from autoshard.extract import extract
 from autoshard.plan import Plan
@@ -85,7 +85,9 @@ def search(traced: Traced, options: Options, given: Plan | None = None) -> Plan:
             progress=options.progress,
         )
     else:
-        plan = checked(given, *program, mesh_shape(mesh), ties=tied)
+        plan = checked(
+            given, *program, mesh_shape(mesh), ties=tied, memory_limit=options.memory_limit
+        )
     placement = Placement.of(traced, plan.argument_shardings, plan.result_shardings)
     return replace(plan, placement=placement)
 
@@ -98,12 +100,14 @@ def checked(
     mesh: MeshShape,
     *,
     ties: Sequence[tuple[int, int]],
+    memory_limit: int | None,
 ) -> Plan:
     """The plan, if it is for this program and mesh; arguments as for ``plan_module``.
 
     Raises:
         PlanMismatchError: It is not; names the first difference.
-        InputError: It breaks a pin.
+        InputError: It breaks a pin, or would move donated state in every call.
+        InfeasibleError: It is predicted to need more than the memory limit.
     """
     normalize(module)
     plan.check(extract(module, mesh, arguments, results, ties).signature(), mesh)
@@ -117,6 +121,22 @@ def checked(
                 at=wanted.name,
                 fix="remove the pin, or plan again with it",
             )
+    for argument, result in ties:
+        here, there = plan.arguments[argument], plan.results[result]
+        if here.sharding != there.sharding:
+            raise InputError(
+                f"the plan given was made without donation: {here.name} is sharded as "
+                f"{to_partition_spec(here.sharding)}, what replaces it as "
+                f"{to_partition_spec(there.sharding)}",
+                at=here.name,
+                fix="plan again with the same donated arguments",
+            )
+    if memory_limit is not None and plan.predicted.peak_bytes > memory_limit:
+        raise InfeasibleError(
+            f"the plan given is predicted to need {plan.predicted.peak_bytes:,} bytes per device, "
+            f"the memory limit is {memory_limit:,}",
+            fix="raise memory_limit, or plan again under it",
+        )
     return plan
 
 
