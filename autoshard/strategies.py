@@ -170,7 +170,7 @@ class Enumerator:
             counts = [self._size(axes) for axes in factor_axes]
             if any(size % count for size, count in zip(rule.sizes, counts, strict=True)):
                 continue
-            if is_trap(op.name, rule, counts):
+            if is_trap(op.name, rule, counts, factor_axes, axes):
                 continue
             sides = []
             for tensors, shapes in ((rule.operands, operand_shapes), (rule.results, result_shapes)):

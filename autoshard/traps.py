@@ -31,23 +31,44 @@ BEYOND_RULES = frozenset({"stablehlo.convolution", "stablehlo.reduce"})
 """Ops of which :func:`whole_factors` looks at more than the sharding rule."""
 
 
-def is_trap(name: str, rule: Rule, counts: Sequence[int]) -> bool:
+def is_trap(
+    name: str,
+    rule: Rule,
+    counts: Sequence[int],
+    factor_axes: Sequence[tuple[str, ...]],
+    axes: Sequence[str],
+) -> bool:
     """Whether a way to split an op is wrong although each factor by itself may be split so.
 
     - ``scatter`` of a single index on each device, into a dimension that is split: XLA turns it
       into a dynamic-update-slice, forgets a clamp when it merges slices of slices
       (``AlgebraicSimplifier``), and devices that do not own the index write their neighbours' rows.
+    - ``gather`` and ``scatter`` with both the indices and what they index split, over axes that all
+      come after one that splits nothing: XLA numbers the devices in another order and permutes
+      operands and results.
 
     Args:
         name: The op.
         rule: Its sharding rule.
         counts: Into how many parts each factor is split.
+        factor_axes: The mesh axes that split each factor.
+        axes: All axes of the mesh that can split something, major to minor.
     """
-    if name != "stablehlo.scatter" or len(rule.operands) != 3:
+    if name == "stablehlo.gather" and len(rule.operands) == 2:
+        tensors = (*rule.operands, rule.results[0])
+    elif name == "stablehlo.scatter" and len(rule.operands) == 3:
+        tensors = rule.operands
+    else:
         return False
-    target, indices, updates = ({f for dim in t for f in dim} for t in rule.operands)
-    single = all(rule.sizes[f] == counts[f] for f in indices & updates)
-    return single and any(counts[f] > 1 for f in target - updates)
+    target, indices, slices = ({f for dim in t for f in dim} for t in tensors)
+    listed, indexed = (indices & slices) - target, target - slices
+    single = all(rule.sizes[f] == counts[f] for f in indices & slices)
+    if name == "stablehlo.scatter" and single and any(counts[f] > 1 for f in indexed):
+        return True
+    both = [{a for f in factors for a in factor_axes[f]} for factors in (listed, indexed)]
+    used = {a for split in factor_axes for a in split}
+    idle = next((k for k, a in enumerate(axes) if a not in used), len(axes))
+    return all(both) and idle < min(axes.index(a) for part in both for a in part)
 
 
 def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) -> frozenset[int]:

@@ -13,7 +13,7 @@ from autoshard.experiments.workloads import WORKLOADS, make
 from autoshard.validate import Validation
 from tests.lowering import mesh_of
 
-QUICK = {("mlp", (2, 2, 2)), ("llama", (4, 2)), ("moe", (4, 2)), ("llama_decode", (2, 2, 2))}
+QUICK = {("mlp", (2, 2, 2)), ("llama", (4, 2)), ("llama_decode", (4, 2))}
 
 
 def validated(name: str, sizes: tuple[int, ...]) -> tuple[Validation, float]:

@@ -191,6 +191,21 @@ def test_a_scatter_of_one_index_per_device_is_not_split_along_what_it_indexes(co
     assert indexed.any() == (count > 1)
 
 
+def test_indices_and_what_they_index_are_not_both_split_after_an_idle_axis() -> None:
+    mesh = shape_of(2, 2, 2)
+    program = PROGRAMS["embedding_grad"]
+    graph = graph_of(program.fn, *program.values(), mesh=mesh)
+    for op in (op for op in graph.ops if op.kind in ("gather", "scatter")):
+        found = {
+            (operands[0][0], operands[1][0], operands[1][1])
+            for operands, _, _, _ in rows(graph, op, mesh)
+            if "a" not in str(operands)
+        }
+        assert not any(table and (outer or inner) for table, outer, inner in found)
+        both = [r for r in rows(graph, op, mesh) if r[0][0][0] and r[0][1][0]]
+        assert both, "vocabulary and batch can be split at once"
+
+
 @pytest.mark.parametrize(
     "fn",
     [

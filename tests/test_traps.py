@@ -78,3 +78,12 @@ def test_an_operand_split_so_is_gathered(
     sharded = jax.jit(fn, in_shardings=placed(*spec), out_shardings=placed(*spec))
     program = read_compiled(sharded.lower(jax.ShapeDtypeStruct(shape, np.float32)).compile())
     assert [c.kind for c in program.collectives] == ["all_gather"]
+
+
+def test_a_gather_split_both_ways_after_an_idle_axis_permutes_its_result() -> None:
+    mesh = mesh_of(2, 2, 2)
+    table, ids, out = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ("c", "b", "b"))
+    look_up = jax.jit(lambda t, i: t[i], in_shardings=(table, ids), out_shardings=out)
+    shapes = jax.ShapeDtypeStruct((64, 32), np.float32), jax.ShapeDtypeStruct((8,), np.int32)
+    program = read_compiled(look_up.lower(*shapes).compile())
+    assert "permute" in {c.kind for c in program.collectives}
