@@ -97,7 +97,7 @@ class Sharded:
         last = self._last
         if last is not None:
             values = last.match(split(self.convention, args, kwargs))
-            if values is not None:
+            if values is not None and last.is_alive(values):
                 try:
                     outputs = last.compiled(*values)
                 except (TypeError, ValueError):
@@ -171,6 +171,7 @@ class Sharded:
                     at=f"argument {leaf}",
                     fix="call plan(...), lower(...) or compile(...) with shapes alone",
                 )
+        executable.check_donated(values)
         outputs = executable.compiled(*executable.place(values))
         self._last = executable
         return executable.traced.result_tree.fill(outputs)
@@ -304,7 +305,8 @@ def autoshard(
 
     Args:
         fn: What ``jax.jit`` takes: a function of pytrees of arrays.
-        mesh: A ``jax.sharding.Mesh`` of 1 to 4 axes, of any axis types and device order.
+        mesh: A ``jax.sharding.Mesh`` of 1 to 4 axes, of any axis types and device order. Explicit
+            axes are planned as automatic ones; results come back on the mesh as given.
         static_argnums: As for ``jax.jit``; as are the next three.
         static_argnames: Keywords that are part of the program.
         donate_argnums: Positions whose buffers may be reused; a donated state gets the sharding of

@@ -11,6 +11,7 @@ import dataclasses
 import importlib.metadata
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from autoshard.shardings import MeshShape
+
+EXIT_INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells give it (128 + SIGINT)."""
+
+MAX_CALIBRATION_S = 3600.0
+"""Longest time that a calibration may be asked to take [s]."""
 
 EXIT_NO_RESULT = 1
 """Exit status when the command ran but what was asked for does not exist or does not hold."""
@@ -49,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AutoshardError as error:
         print(error, file=sys.stderr)
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        Console(stderr=True).show_cursor()
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(EXIT_INTERRUPTED)  # XLA's threads may still compile, and crash on teardown
 
 
 def parse_mesh(text: str) -> MeshShape:
@@ -213,6 +225,8 @@ def _solve(options: argparse.Namespace) -> int:
     from autoshard.problem import load_problem
     from autoshard.solvers import SOLVERS
 
+    if options.seed < 0:
+        raise InputError(f"the seed is {options.seed}", fix="give a seed of 0 or more")
     if not options.time_limit > 0:
         raise InputError(
             f"the time limit is {options.time_limit} s", fix="give a positive number of seconds"
@@ -256,9 +270,13 @@ def _solve(options: argparse.Namespace) -> int:
 def _calibrate(options: argparse.Namespace) -> int:
     from autoshard.cost_models.calibration import save_calibration
     from autoshard.cost_models.microbenchmark import calibrate
-    from autoshard.shardings import MeshShape
 
-    mesh = cpu_mesh(MeshShape(("x",), (options.devices,)))
+    if not 0 < options.seconds <= MAX_CALIBRATION_S:
+        raise InputError(
+            f"{options.seconds} s are no time to measure for",
+            fix=f"give --seconds a number up to {MAX_CALIBRATION_S}",
+        )
+    mesh = cpu_mesh(parse_mesh(f"x={options.devices}"))
     with _progress("calibrating") as say:
         calibration = calibrate(
             tuple(mesh.devices.flat),
@@ -272,9 +290,9 @@ def _calibrate(options: argparse.Namespace) -> int:
     print(f"{calibration.machine}: {calibration.devices} devices on {calibration.cores} cores")
     print(f"  dispatch {calibration.dispatch_s * 1e6:.0f} us")
     for dtype, fit in calibration.matmul.items():
-        print(f"  matmul {dtype}: {1e-9 / fit.per_unit_s['flops']:.1f} GFLOP/s per device")
+        print(f"  matmul {dtype}: {_rate(fit.per_unit_s['flops'], 1)} GFLOP/s per device")
     for dtype, fit in calibration.elementwise.items():
-        print(f"  elementwise {dtype}: {1e-9 / fit.per_unit_s['bytes']:.2f} GB/s per device")
+        print(f"  elementwise {dtype}: {_rate(fit.per_unit_s['bytes'], 2)} GB/s per device")
     print(f"  written to {path}")
     if calibration.cpu_share < 0.8:
         print(
@@ -283,6 +301,11 @@ def _calibrate(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _rate(seconds_per_unit: float, digits: int) -> str:
+    """A price per unit as units per second / 1e9; a fit may find no price at all."""
+    return f"{1e-9 / seconds_per_unit:.{digits}f}" if seconds_per_unit else "unlimited"
 
 
 def _workloads(options: argparse.Namespace) -> int:
@@ -308,6 +331,7 @@ def _validate(options: argparse.Namespace) -> int:
     from autoshard.experiments.demo import print_comparison, write_page
     from autoshard.experiments.workloads import make
 
+    _check_folder(options.report)
     workload = make(options.workload, options.size)
     mesh = cpu_mesh(parse_mesh(options.mesh))
     with _progress(f"{workload.name}, {workload.size}") as say:
@@ -322,10 +346,21 @@ def _validate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_folder(path: Path | None) -> None:
+    """Refuse a place for a page before the work for it is done."""
+    if path is not None and not path.parent.is_dir():
+        raise InputError(
+            f"there is no folder {path.parent} for the report",
+            at=str(path),
+            fix="make the folder first",
+        )
+
+
 def _demo(options: argparse.Namespace) -> int:
     from autoshard.experiments.demo import demo
     from autoshard.experiments.workloads import make
 
+    _check_folder(options.report)
     workload = make("llama", options.size)
     with _progress(f"{workload.name}, {workload.size}") as say:
         demo(workload, cpu_mesh(parse_mesh("data=4,model=2")), options.report, say)

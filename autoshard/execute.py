@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 from jax.extend.mlir import ir
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef, tree_flatten_with_path, tree_unflatten
 
 from autoshard.errors import InputError
@@ -165,9 +165,19 @@ def trace(fn: Callable[..., Any], signature: Signature, mesh: Mesh) -> Traced:
 
 
 def lower_for_planning(traced: Traced) -> jax.stages.Lowered:
-    """Lower the program with no shardings, for the platform of the mesh."""
+    """Lower the program with no shardings, for the platform of the mesh.
+
+    Typed keys alone are given one (whole), as :func:`lower_with` gives them one: JAX writes a
+    constraint of its own on a key without.
+    """
     platform = traced.mesh.devices.flat[0].platform
-    jitted = jax.jit(_fresh(traced), keep_unused=True)
+    whole = NamedSharding(traced.auto_mesh, PartitionSpec())
+    jitted = jax.jit(
+        _fresh(traced),
+        keep_unused=True,
+        in_shardings=tuple(whole if leaf.is_key else None for leaf in traced.signature.arguments),
+        out_shardings=tuple(whole if leaf.is_key else None for leaf in traced.results),
+    )
     with jax.set_mesh(traced.auto_mesh):
         traced_again = jitted.trace(*_structs(traced))
         lowered: jax.stages.Lowered = traced_again.lower(lowering_platforms=(platform,))
@@ -306,10 +316,12 @@ class Executable:
     in_shardings: tuple[NamedSharding, ...]
     _settings: tuple[Any, ...] = field(default_factory=settings)
     _weak: list[bool] = field(init=False)
+    _donated: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         weak = [leaf.weak_type for leaf in self.traced.signature.arguments]
         object.__setattr__(self, "_weak", weak)
+        object.__setattr__(self, "_donated", self.traced.signature.donated)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on arguments of the planned structure, shapes and types; they are moved if need be.
@@ -324,6 +336,7 @@ class Executable:
                 at=f"{self.traced.name}({', '.join(map(str, self.traced.signature.arguments))})",
                 fix="call the sharded function, which plans for new arguments, or compile again",
             )
+        self.check_donated(values)
         return self.traced.result_tree.fill(self.compiled(*self.place(values)))
 
     def match(self, call: Call) -> list[Any] | None:
@@ -348,6 +361,42 @@ class Executable:
         except AttributeError:
             weak = [is_weak(value) for value in values]
         return values if weak == self._weak else None
+
+    def is_alive(self, values: Sequence[Any]) -> bool:
+        """Whether the first donated array still holds its buffer; cheap enough for every call.
+
+        XLA:CPU runs on a deleted buffer until it crashes, so it must never get one.
+        """
+        donated = self._donated
+        if not donated:
+            return True
+        value = values[donated[0]]
+        return not (isinstance(value, jax.Array) and value.is_deleted())
+
+    def check_donated(self, values: Sequence[Any]) -> None:
+        """Refuse donated arrays that are gone or given twice.
+
+        Raises:
+            InputError: Names the argument.
+        """
+        seen: dict[int, str] = {}
+        for number in self._donated:
+            value, leaf = values[number], self.traced.signature.arguments[number]
+            if not isinstance(value, jax.Array):
+                continue
+            if value.is_deleted():
+                raise InputError(
+                    f"{leaf.name} was donated to an earlier call and holds nothing any more",
+                    at=f"argument {leaf}",
+                    fix="pass the result that replaced it",
+                )
+            if id(value) in seen:
+                raise InputError(
+                    f"{leaf.name} and {seen[id(value)]} are one array, donated twice",
+                    at=f"argument {leaf}",
+                    fix="pass a copy for one of them, or do not donate both",
+                )
+            seen[id(value)] = leaf.name
 
     def place(self, values: Sequence[Any]) -> list[Any]:
         """The arrays where the program wants them."""

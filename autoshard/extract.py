@@ -199,6 +199,7 @@ class _Reader:
             sharding = self._closed(sdy.TensorShardingAttr(operation.attributes["sharding"]))
             if sharding is None or "@empty_mesh" in str(operation.attributes["sharding"]):
                 return None
+            self._check_even(operation, sharding)
             return (sharding,), (sharding,)
         if operation.name == "sdy.manual_computation":
             sides = []
@@ -210,6 +211,18 @@ class _Reader:
                 sides.append(tuple(s for s in read if s is not None))
             return sides[0], sides[1]
         return None
+
+    def _check_even(self, operation: ir.Operation, sharding: Sharding) -> None:
+        """Refuse a prescribed sharding that does not split a dimension evenly."""
+        shape = tuple(ir.RankedTensorType(operation.results[0].type).shape)
+        for dimension, (size, axes) in enumerate(zip(shape, sharding, strict=True)):
+            if size % self.mesh.size(axes):
+                raise InputError(
+                    f"the function prescribes that dimension {dimension} of a {list(shape)} array "
+                    f"is split {self.mesh.size(axes)} ways, which {size} does not allow",
+                    at=source_of(operation),
+                    fix="pad the dimension, or drop that with_sharding_constraint",
+                )
 
     def _closed(self, attribute: sdy.TensorShardingAttr) -> Sharding | None:
         """The sharding prescribed; None if it leaves everything open.

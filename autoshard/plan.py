@@ -286,9 +286,9 @@ class Plan:
         """A tree of ``NamedSharding`` like the result, as ``jax.jit`` takes it."""
         return self._placed().out_shardings
 
-    def place(self, *args: Any) -> Any:
+    def place(self, *args: Any, **kwargs: Any) -> Any:
         """Move the leading arguments to where the plan wants them; one argument gives one back."""
-        return self._placed().place(*args)
+        return self._placed().place(*args, **kwargs)
 
     def _placed(self) -> Placement:
         if self.placement is None:
@@ -387,6 +387,12 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""
         target = Path(path)
+        if not target.parent.is_dir():
+            raise InputError(
+                f"there is no folder {target.parent} to save a plan in",
+                at=str(path),
+                fix="make the folder first",
+            )
         text = json.dumps(self.to_json(), indent=1, allow_nan=False)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:

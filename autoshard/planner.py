@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Real
+from typing import Any
 
 from jax.extend.mlir import ir
 
@@ -60,11 +62,15 @@ def plan_module(
         InputError: A pin or option that cannot be met.
     """
     start = time.perf_counter()
-    asked: object = memory_limit
-    if asked is not None and not (isinstance(asked, (int, float)) and asked >= 1):
+    if memory_limit is not None and not _at_least(memory_limit, 1):
         raise InputError(
-            f"a memory limit of {asked!r} is no number of bytes",
+            f"a memory limit of {memory_limit!r} is no number of bytes",
             fix="give the bytes that one device may use, e.g. memory_limit=16 * 2**30",
+        )
+    if not _at_least(time_limit_s, 0) or not time_limit_s:
+        raise InputError(
+            f"a time limit of {time_limit_s!r} is no positive number of seconds",
+            fix="give time_limit_s in seconds, e.g. time_limit_s=60.0",
         )
     model = COST_MODELS[cost_model]() if isinstance(cost_model, str) else cost_model
     chosen, label = _solver(solver)
@@ -104,3 +110,9 @@ def _solver(solver: Solver | str | None) -> tuple[Solver, str]:
             fix="pass a name or an object with the method solve of autoshard.solvers.Solver",
         )
     return solver, type(solver).__name__
+
+
+def _at_least(value: Any, least: float) -> bool:
+    """Whether a value from outside is a finite number that is large enough."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= least

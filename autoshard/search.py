@@ -84,6 +84,11 @@ def search(traced: Traced, options: Options, given: Plan | None = None) -> Plan:
             time_limit_s=options.time_limit_s,
             progress=options.progress,
         )
+    elif not isinstance(given, Plan):
+        raise InputError(
+            f"plan is a {type(given).__name__}, not a Plan",
+            fix="pass the result of .plan(...), or autoshard.Plan.load(path)",
+        )
     else:
         plan = checked(
             given, *program, mesh_shape(mesh), ties=tied, memory_limit=options.memory_limit

@@ -178,6 +178,16 @@ def settings() -> tuple[Any, ...]:
     )
 
 
+def _is_fixed(leaf: Any) -> bool:
+    """Whether a leaf that is no array can be part of the program: a function, or a plain value.
+
+    An object that is equal to itself alone may hold arrays, and change them unseen.
+    """
+    kind: Any = type(leaf)
+    by_value = kind.__eq__ is not object.__eq__ and kind.__hash__ is not object.__hash__
+    return kind.__hash__ is not None and (callable(leaf) or by_value)
+
+
 def call_key(convention: Convention, call: Call) -> Hashable:
     """What a plan depends on: the tree, shapes and types, all that is fixed, and JAX's settings.
 
@@ -190,15 +200,14 @@ def call_key(convention: Convention, call: Call) -> Hashable:
         if aval is not None:
             kinds.append((aval.shape, aval.dtype, bool(aval.weak_type)))
             continue
-        try:
-            hash(leaf)
-        except TypeError as error:
+        if not _is_fixed(leaf):
             name = _leaf_places(convention, call)[number][1]
             raise InputError(
                 f"{name} holds a {type(leaf).__name__}, which is not a valid JAX type",
                 at=f"argument {name}",
-                fix="pass an array or a number, or name the argument in static_argnames",
-            ) from error
+                fix="pass an array or a number, register its type as a pytree, or name the "
+                "argument in static_argnames",
+            )
         kinds.append(("fixed", type(leaf), leaf))
     statics: list[Hashable] = []
     for place, value in call.statics:

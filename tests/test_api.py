@@ -17,7 +17,15 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from autoshard import InputError, Plan, PlanMismatchError, Sharded, UnknownNameError, autoshard
+from autoshard import (
+    InfeasibleError,
+    InputError,
+    Plan,
+    PlanMismatchError,
+    Sharded,
+    UnknownNameError,
+    autoshard,
+)
 
 DEVICES = np.array(jax.devices())
 MESH = Mesh(DEVICES.reshape(4, 2), ("data", "model"))
@@ -447,3 +455,72 @@ def test_dispatch_costs_no_more_than_that_of_jit() -> None:
     ratio = min(medians["ours"]) / min(medians["jit"])
     print(f"dispatch: {ratio:.3f} x jit ({min(medians['jit']) * 1e6:.0f} us)")
     assert ratio < 1.15
+
+
+def test_typed_keys_pass_through_as_arguments_and_results() -> None:
+    def fn(keys: Any, x: Any) -> Any:
+        more = jax.random.split(keys[0], 3)
+        return more, x + jax.vmap(lambda k: jax.random.normal(k, (4,)))(keys)
+
+    keys, x = jax.random.split(jax.random.key(0), 8), jnp.ones((8, 4))
+    (made, values), (expected, right) = autoshard(fn, MESH)(keys, x), fn(keys, x)
+    assert made.dtype == expected.dtype
+    np.testing.assert_array_equal(jax.random.key_data(made), jax.random.key_data(expected))
+    np.testing.assert_allclose(values, right, rtol=1e-6)
+
+
+def test_state_that_was_donated_before_is_refused_by_name() -> None:
+    step = autoshard(lambda a: a + 1, MESH, donate_argnums=0, in_shardings={"a": P("data")})
+    placed = jax.device_put(jnp.ones((8, 4)), NamedSharding(MESH, P("data")))
+    step(placed)
+    with pytest.raises(InputError, match="a was donated to an earlier call"):
+        step(placed)
+
+
+def test_one_array_cannot_be_donated_twice() -> None:
+    step = autoshard(lambda a, b: (a + 1, b + 2), MESH, donate_argnums=(0, 1))
+    x = jnp.ones((8, 4))
+    with pytest.raises(InputError, match="b and a are one array"):
+        step(x, x)
+
+
+def test_an_object_that_is_no_pytree_is_refused_rather_than_frozen() -> None:
+    class Holder:
+        w = jnp.ones((4, 4))
+
+    with pytest.raises(InputError, match="holder holds a Holder"):
+        autoshard(lambda holder, x: x @ holder.w, MESH)(Holder(), jnp.ones((8, 4)))
+
+
+@pytest.mark.parametrize("limit", [True, -1, 0, "8GB", float("inf"), float("nan")])
+def test_a_memory_limit_that_is_no_number_of_bytes_is_refused(limit: Any) -> None:
+    with pytest.raises(InputError, match="is no number of bytes"):
+        autoshard(lambda x: x * 2, MESH, memory_limit=limit).plan(jnp.ones(8))
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, float("nan"), "5"])
+def test_a_time_limit_that_is_no_time_is_refused(limit: Any) -> None:
+    with pytest.raises(InputError, match="is no positive number of seconds"):
+        autoshard(lambda x: x * 2, MESH, time_limit_s=limit).plan(jnp.ones(8))
+
+
+def test_a_constraint_that_splits_unevenly_is_refused_with_its_line() -> None:
+    def fn(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x * 2, NamedSharding(MESH, P("data")))
+
+    with pytest.raises(InputError, match=r"split 4 ways, which 63") as raised:
+        autoshard(fn, MESH).plan(jnp.ones((63, 4)))
+    assert "test_api.py:" in raised.value.at
+
+
+def test_a_program_without_arrays_runs() -> None:
+    assert autoshard(lambda: {}, MESH)() == {}
+
+
+def test_a_given_plan_is_held_to_the_memory_limit() -> None:
+    fn, x = (lambda x: x * 2), jnp.ones((8, 8))
+    plan = autoshard(fn, MESH).plan(x)
+    with pytest.raises(InfeasibleError, match="the memory limit is 1"):
+        autoshard(fn, MESH, plan=plan, memory_limit=1).plan(x)
+    with pytest.raises(InputError, match="not a Plan"):
+        autoshard(fn, MESH, plan=cast(Any, "plan.json")).plan(x)
