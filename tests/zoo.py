@@ -254,7 +254,7 @@ def fori_dynamic(x: Any, w: Any, n: Any) -> Any:
 def nested_scans(x: Any, ws: Any, cs: Any) -> Any:
     def outer(x: Any, w: Any) -> Any:
         def inner(x: Any, c: Any) -> Any:
-            return jnp.sin(x @ w) + c[:, None], x.sum(1)
+            return jnp.sin(x @ w / 8) + c[:, None], x.sum(1)
 
         return lax.scan(inner, x, cs)
 
@@ -263,7 +263,7 @@ def nested_scans(x: Any, ws: Any, cs: Any) -> Any:
 
 @program(f32(8, 16), f32(6, 16, 16))
 def scan_reverse(x: Any, ws: Any) -> Any:
-    return lax.scan(lambda x, w: (jnp.sin(x @ w), x[0]), x, ws, reverse=True)
+    return lax.scan(lambda x, w: (jnp.sin(x @ w / 8), x[0]), x, ws, reverse=True)
 
 
 @program(f32(16, 32), f32(16, 32))
