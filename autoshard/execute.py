@@ -9,6 +9,7 @@ user's function is traced once; each lowering wraps that trace in a fresh functi
 from __future__ import annotations
 
 import linecache
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -294,6 +295,9 @@ def _put(argument: Any, shardings: Any) -> Any:
         ) from error
 
 
+_AVAL = operator.attrgetter("aval")
+
+
 def put(leaf: Any, sharding: NamedSharding) -> Any:
     """An array where ``sharding`` says; the array itself if it is there already."""
     if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
@@ -316,6 +320,7 @@ class Executable:
     in_shardings: tuple[NamedSharding, ...]
     _settings: tuple[Any, ...] = field(default_factory=settings)
     _weak: list[bool] = field(init=False)
+    _seen: list[list[Any]] = field(init=False, default_factory=list)
     _donated: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -357,10 +362,16 @@ class Executable:
             if not same:
                 return None
         try:
-            weak = [value.weak_type for value in values]
-        except AttributeError:
-            weak = [is_weak(value) for value in values]
-        return values if weak == self._weak else None
+            avals = list(map(_AVAL, values))
+        except AttributeError:  # numpy arrays and Python numbers among them
+            return values if [is_weak(value) for value in values] == self._weak else None
+        # In a training loop the abstract values are the very objects of the call before.
+        if self._seen and avals == self._seen[0]:
+            return values
+        if [aval.weak_type for aval in avals] != self._weak:
+            return None
+        self._seen[:] = [avals]
+        return values
 
     def is_alive(self, values: Sequence[Any]) -> bool:
         """Whether the first donated array still holds its buffer; cheap enough for every call.
