@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -422,39 +421,6 @@ class TestErrors:
             with pytest.raises(ValueError, match="memory limit of 64 bytes"):
                 sharded(state(), batch())
         assert sharded.plans == ()
-
-
-@pytest.mark.slow
-def test_dispatch_costs_no_more_than_that_of_jit() -> None:
-    """Interleaved, minimum of medians; the bound leaves room for a busy machine."""
-
-    def bump(state: Any, x: Any) -> Any:
-        return jax.tree.map(lambda v: v + 1, state), x.sum()
-
-    arrays = {f"w{i}": {"p": jnp.ones((8, 8)), "m": jnp.ones((8, 8))} for i in range(25)}
-    x = jnp.ones((8, 8))
-    ours = autoshard(bump, MESH, donate_argnums=0)
-    plan = ours.plan(arrays, x)
-    jitted = jax.jit(
-        bump,
-        in_shardings=plan.in_shardings,
-        out_shardings=plan.out_shardings,
-        donate_argnums=0,
-    )
-    medians: dict[str, list[float]] = {"ours": [], "jit": []}
-    for _ in range(8):
-        for name, fn in (("ours", ours), ("jit", jitted)):
-            current, placed = plan.place(jax.tree.map(jnp.copy, arrays), x)
-            times = []
-            for _ in range(60):
-                start = time.perf_counter()
-                current, _ = fn(current, placed)
-                times.append(time.perf_counter() - start)
-                jax.block_until_ready(current)
-            medians[name].append(float(np.median(times)))
-    ratio = min(medians["ours"]) / min(medians["jit"])
-    print(f"dispatch: {ratio:.3f} x jit ({min(medians['jit']) * 1e6:.0f} us)")
-    assert ratio < 1.15
 
 
 def test_typed_keys_pass_through_as_arguments_and_results() -> None:

@@ -49,7 +49,7 @@ def test_saving_replaces_a_file_or_leaves_it(plan: Plan, tmp_path: Path) -> None
     target.write_text("old")
     plan.save(target)
     assert Plan.load(target) == plan
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(InputError, match="nowhere"):
         plan.save(tmp_path / "nowhere" / "plan.json")
 
 
