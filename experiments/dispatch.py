@@ -1,7 +1,7 @@
 """What a call through autoshard costs over one through ``jax.jit`` with the same shardings.
 
 ``python -m autoshard.experiments.dispatch`` prints it. Both run one program on 8 virtual CPU
-devices whose state has 50 donated arrays; rounds alternate, and the ratio is the median over rounds.
+devices whose state has 50 donated arrays; rounds alternate, and the ratio is their median.
 """
 
 from __future__ import annotations
