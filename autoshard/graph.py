@@ -66,6 +66,26 @@ class Rule:
     operands: tuple[tuple[tuple[int, ...], ...], ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
 
+    def operand_for(self, result: Sharding, position: int, shape: tuple[int, ...]) -> Sharding:
+        """The sharding of an operand from which the first result comes out as ``result``.
+
+        Dimensions that are not one whole factor of the result's stay whole.
+
+        Args:
+            result: The sharding wanted of the first result.
+            position: Which operand.
+            shape: The operand's global shape.
+        """
+        axes = {
+            factors[0]: dim
+            for factors, dim in zip(self.results[0], result, strict=True)
+            if len(factors) == 1
+        }
+        return tuple(
+            axes.get(factors[0], ()) if len(factors) == 1 and self.sizes[factors[0]] == size else ()
+            for factors, size in zip(self.operands[position], shape, strict=True)
+        )
+
     def __str__(self) -> str:
         sides = [
             " ".join("[" + ",".join("*".join(map(str, dim)) for dim in t) + "]" for t in tensors)

@@ -32,8 +32,9 @@ from autoshard.pricing import (
     partial_bytes,
     work_of,
 )
+from autoshard.program import Boundary
 from autoshard.reshard import layouts
-from autoshard.shardings import MeshShape, Sharding, replicated
+from autoshard.shardings import MeshShape, Sharding, replicated, splitting
 
 
 def interpret(
@@ -70,8 +71,14 @@ def interpret(
     found = Plan(
         mesh=mesh,
         cost_model=model.name,
-        arguments=_boundaries(graph, mesh, sharding),
-        results=_result_boundaries(graph, mesh, final),
+        arguments=_boundaries(
+            graph,
+            mesh,
+            graph.arguments,
+            graph.argument_info,
+            [sharding[v] for v in graph.arguments],
+        ),
+        results=_boundaries(graph, mesh, graph.results, graph.result_info, final),
         ops=ops,
         reshards=moves.reshards,
         collectives=collectives,
@@ -261,7 +268,7 @@ def _result_shardings(
         if r in tied:
             final.append(sharding[tied[r]])
         elif pin is not None:
-            final.append(tuple(tuple(a for a in d if mesh.size((a,)) > 1) for d in pin))
+            final.append(splitting(pin, mesh))
         else:
             final.append(sharding.get(value, replicated(len(graph.values[value].shape))))
     return tuple(final)
@@ -301,30 +308,14 @@ def _local_bytes(nbytes: int, sharding: Sharding, mesh: MeshShape) -> int:
 
 
 def _boundaries(
-    graph: Graph, mesh: MeshShape, sharding: dict[int, Sharding]
+    graph: Graph,
+    mesh: MeshShape,
+    values: Sequence[int],
+    known: Sequence[Boundary],
+    shardings: Sequence[Sharding],
 ) -> tuple[BoundaryPlan, ...]:
     rows = []
-    for value, info in zip(graph.arguments, graph.argument_info, strict=True):
-        tensor = graph.values[value]
-        rows.append(
-            BoundaryPlan(
-                info.name,
-                tensor.shape,
-                tensor.dtype,
-                sharding[value],
-                _local_bytes(tensor.nbytes, sharding[value], mesh),
-                info.donated,
-                info.pin is not None,
-            )
-        )
-    return tuple(rows)
-
-
-def _result_boundaries(
-    graph: Graph, mesh: MeshShape, final: tuple[Sharding, ...]
-) -> tuple[BoundaryPlan, ...]:
-    rows = []
-    for value, info, sharding in zip(graph.results, graph.result_info, final, strict=True):
+    for value, info, sharding in zip(values, known, shardings, strict=True):
         tensor = graph.values[value]
         rows.append(
             BoundaryPlan(
@@ -333,7 +324,7 @@ def _result_boundaries(
                 tensor.dtype,
                 sharding,
                 _local_bytes(tensor.nbytes, sharding, mesh),
-                False,
+                info.donated,
                 info.pin is not None,
             )
         )

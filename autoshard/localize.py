@@ -229,7 +229,8 @@ class _Expander:
             inputs = []
             for position, value in enumerate(maker.operands):
                 operand = self.graph.values[value]
-                sharding = _projected(maker, position, operand, wanted)
+                assert maker.rule is not None  # free ops have one
+                sharding = maker.rule.operand_for(wanted, position, operand.shape)
                 inputs.append(self._materialize(operand, sharding, reader))
             made = self._new(tensor, wanted)
             self._add(LocalOp(maker.kind, tuple(inputs), (made,), maker.index))
@@ -281,18 +282,3 @@ def _reduced(op: Op) -> tuple[int, ...]:
 def _scattered(partial: Sharding, result: Sharding) -> int:
     """The dimension over which a reduce-scatter spreads its result."""
     return next(d for d, (p, r) in enumerate(zip(partial, result, strict=True)) if p != r)
-
-
-def _projected(op: Op, position: int, operand: Tensor, wanted: Sharding) -> Sharding:
-    """What an operand of a free op must look like for its result to come out as wanted."""
-    rule = op.rule
-    assert rule is not None  # free ops have one
-    axes = {
-        factors[0]: dim
-        for factors, dim in zip(rule.results[0], wanted, strict=True)
-        if len(factors) == 1
-    }
-    return tuple(
-        axes.get(factors[0], ()) if len(factors) == 1 and rule.sizes[factors[0]] == size else ()
-        for factors, size in zip(rule.operands[position], operand.shape, strict=True)
-    )

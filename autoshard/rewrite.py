@@ -235,7 +235,8 @@ class _Writer:
             copy = original.clone(ir.InsertionPoint(before)).operation
             if original.name not in MATERIALS:
                 for position, operand in enumerate(original.operands):
-                    sharding = _projected(original, position, wanted)
+                    shape = tuple(ir.RankedTensorType(operand.type).shape)
+                    sharding = read_rule(original).operand_for(wanted, position, shape)
                     copy.operands[position] = self._materialize(operand, sharding, copy)
             self.made[key] = self._step(copy.results[0], wanted, before)
         return self.made[key]
@@ -257,22 +258,6 @@ def _maker(value: Value) -> ir.Operation:
 def _planned(block: ir.Block) -> list[ir.Operation]:
     """The ops of a block that a plan numbers, as they are before anything is written."""
     return [op.operation for op in block.operations if op.operation.name not in TERMINATORS]
-
-
-def _projected(operation: ir.Operation, position: int, wanted: Sharding) -> Sharding:
-    """What a free op's operand must look like for its result to come out as wanted."""
-    rule = read_rule(operation)
-    mapping = rule.operands[position]
-    axes: dict[int, tuple[str, ...]] = {
-        factors[0]: dim
-        for factors, dim in zip(rule.results[0], wanted, strict=True)
-        if len(factors) == 1
-    }
-    shape = ir.RankedTensorType(operation.operands[position].type).shape
-    return tuple(
-        axes.get(factors[0], ()) if len(factors) == 1 and rule.sizes[factors[0]] == size else ()
-        for factors, size in zip(mapping, shape, strict=True)
-    )
 
 
 def _mesh_symbol(module: ir.Module, plan: Plan) -> str:
