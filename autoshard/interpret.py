@@ -295,6 +295,7 @@ def _reductions(
                 trips=op.trips,
                 seconds=float(model.collective_s(kind, np.array([size]), named)[0]),
                 op=op.index,
+                value=op.results[0],
                 dtype=graph.values[op.results[0]].dtype,
                 why=f"partial results of {op.kind} #{op.index}",
                 source=op.source,
@@ -325,7 +326,7 @@ def _boundaries(
                 sharding,
                 _local_bytes(tensor.nbytes, sharding, mesh),
                 info.donated,
-                info.pin is not None,
+                info.pin is not None and not info.required,
             )
         )
     return tuple(rows)

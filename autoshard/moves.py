@@ -182,6 +182,7 @@ def collective(
         trips=read.trips,
         seconds=step.seconds,
         op=read.op,
+        value=read.value,
         dtype=graph.values[read.value].dtype,
         why=f"{value_name(graph, read.value)} for {for_whom}",
         source=reader.source if reader else "",

@@ -19,15 +19,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, g
 
 import pandas as pd
 
-from autoshard.cost_models.protocol import CollectiveKind
+from autoshard.cost_models.protocol import CollectiveKind, CostModel
 from autoshard.errors import InputError, PlanMismatchError
+from autoshard.origin import Origin
 from autoshard.shardings import MeshShape, Sharding, local_shape, to_partition_spec
 
 if TYPE_CHECKING:
     from autoshard.execute import Placement
+    from autoshard.solvers import Solver
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form."""
+
+_UNSAVED = ("placement", "means")
+"""Fields of a plan that live in one process only."""
 
 T = TypeVar("T")
 
@@ -130,7 +135,9 @@ class PlannedCollective:
         nbytes: Bytes on one device of the larger side, one execution.
         trips: How often it runs in one call; 0 in a branch that is not its conditional's costliest.
         seconds: Time of one execution [s].
-        op: Index of the op it belongs to (the reader, or the maker of partial results).
+        op: Index of the op it belongs to (the reader, or the maker of partial results); the number
+            of ops for the end of the program.
+        value: Id of the value in the graph that moves or is combined.
         dtype: Element type moved.
         why: Which value moves and for whom.
         source: ``file.py:line``.
@@ -143,6 +150,7 @@ class PlannedCollective:
     trips: int
     seconds: float
     op: int
+    value: int
     dtype: str
     why: str
     source: str
@@ -223,6 +231,19 @@ class SolverReport:
     seconds: float
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Means:
+    """What a plan was made with, as objects: those of the caller's own cannot be saved.
+
+    Attributes:
+        cost_model: Prices.
+        solver: Solves problems.
+    """
+
+    cost_model: CostModel
+    solver: Solver
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a program is sharded over a mesh, and what that is predicted to cost.
@@ -245,7 +266,10 @@ class Plan:
         planning_s: Time to extract, price and solve [s], without JAX's tracing and lowering.
         signature: The program it belongs to, line by line.
         fingerprint: SHA-256 of the signature and the mesh.
+        origin: What it was made from, to make it again under other wishes; no part of what makes
+            two plans equal. None before a plan is finished.
         placement: The caller's trees and mesh; only on plans made or checked in this process.
+        means: What it was made with; only on plans made in this process.
     """
 
     mesh: MeshShape
@@ -264,7 +288,9 @@ class Plan:
     planning_s: float
     signature: tuple[str, ...]
     fingerprint: str
+    origin: Origin | None = field(default=None, compare=False, repr=False)
     placement: Placement | None = field(default=None, compare=False, repr=False)
+    means: Means | None = field(default=None, compare=False, repr=False)
 
     @property
     def argument_shardings(self) -> tuple[Sharding, ...]:
@@ -357,7 +383,7 @@ class Plan:
         fields = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)
-            if f.name != "placement"
+            if f.name not in _UNSAVED
         }
         return {"format": FORMAT, "kind": "autoshard plan", "digest": _digest(fields), **fields}
 
@@ -458,7 +484,7 @@ def _record(kind: type[T], data: Any, where: str) -> T:
     """Build a frozen record from JSON, field by field, refusing what does not fit."""
     if not isinstance(data, dict):
         raise InputError(f"{where} must be an object", fix="use a file that Plan.save wrote")
-    hints = {k: v for k, v in _hints(kind).items() if k != "placement"}
+    hints = {k: v for k, v in _hints(kind).items() if k not in _UNSAVED}
     unknown, missing = set(data) - set(hints), set(hints) - set(data)
     if unknown or missing:
         what = f"unknown {sorted(unknown)}" if unknown else f"missing {sorted(missing)}"
@@ -467,7 +493,7 @@ def _record(kind: type[T], data: Any, where: str) -> T:
 
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    names: dict[str, Any] = {"Placement": object}
+    names: dict[str, Any] = {"Placement": object, "Solver": object}
     return get_type_hints(kind, localns=names)
 
 

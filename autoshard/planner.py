@@ -17,10 +17,8 @@ from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError
 from autoshard.extract import extract
 from autoshard.interpret import interpret
-from autoshard.plan import (
-    Plan,
-    SolverReport,
-)
+from autoshard.origin import Origin
+from autoshard.plan import Means, Plan, SolverReport
 from autoshard.pricing import (
     price,
     total_seconds,
@@ -77,6 +75,7 @@ def plan_module(
     given = model.memory_bytes if memory_limit is None else memory_limit
     limit = None if given is None else int(given)
     normalize(module)
+    origin = Origin.of(module, arguments, results, ties, model, time_limit_s)
     graph = extract(module, mesh, arguments, results, ties)
     priced = price(graph, mesh, model, limit)
     plan, solution = Search(
@@ -97,7 +96,14 @@ def plan_module(
         edges=len(priced.problem.edges),
         seconds=solution.seconds,
     )
-    return replace(plan, solver=report, memory_limit=limit, planning_s=time.perf_counter() - start)
+    return replace(
+        plan,
+        solver=report,
+        memory_limit=limit,
+        planning_s=time.perf_counter() - start,
+        origin=origin,
+        means=Means(model, chosen),
+    )
 
 
 def _solver(solver: Solver | str | None) -> tuple[Solver, str]:

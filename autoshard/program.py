@@ -63,11 +63,13 @@ class Boundary:
         name: For people, e.g. ``state['params']['wq']``.
         donated: Whether the caller gives the buffer up (arguments only).
         pin: The sharding the caller asked for; None leaves it to the planner.
+        required: Whether the pin is no wish of the caller's but what the program needs.
     """
 
     name: str
     donated: bool = False
     pin: Sharding | None = None
+    required: bool = False
 
 
 def main_block(module: ir.Module) -> ir.Block:
@@ -353,7 +355,7 @@ def _with_operands(loop: ir.Operation, captured: list[Value], constrain: bool) -
         block = region.blocks[0]
         carried = [block.add_argument(v.type, loop.location) for v in captured]
         inside = dict(zip(captured, carried, strict=True))
-        for operation in _operations(block):
+        for operation in operations(block):
             for position, operand in enumerate(operation.operands):
                 if operand in inside:
                     operation.operands[position] = inside[operand]
@@ -386,7 +388,8 @@ def _names(operation: ir.Operation) -> list[str]:
     return [str(name) for name in operation.attributes]
 
 
-def _operations(block: ir.Block) -> Iterator[ir.Operation]:
+def operations(block: ir.Block) -> Iterator[ir.Operation]:
+    """Every op in a block and in all regions inside it, terminators included."""
     for op in block.operations:
         yield op.operation
         yield from _nested(op.operation)
@@ -395,7 +398,7 @@ def _operations(block: ir.Block) -> Iterator[ir.Operation]:
 def _nested(operation: ir.Operation) -> Iterator[ir.Operation]:
     for region in operation.regions:
         for inner in region.blocks:
-            yield from _operations(inner)
+            yield from operations(inner)
 
 
 def _referenced(module: ir.Module) -> set[str]:

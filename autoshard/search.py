@@ -169,6 +169,7 @@ def _boundaries(leaves: Sequence[Leaf], given: Sequence[Sharding | None]) -> tup
             leaf.name,
             leaf.donated,
             replicated(leaf.module_rank) if pin is None and leaf.is_key else pin,
+            required=pin is None and leaf.is_key,
         )
         for leaf, pin in zip(leaves, given, strict=True)
     )

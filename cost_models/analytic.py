@@ -66,6 +66,7 @@ class AnalyticModel:
         compiler: The chip's kind.
         dispatch_s: 0: a step is dispatched while the one before it runs.
         chip: The chip.
+        options: The options above as they were given, by name.
 
     Examples:
         >>> model = AnalyticModel("v5e", matmul_efficiency=1.0, op_fixed_s=0.0)
@@ -91,6 +92,14 @@ class AnalyticModel:
         self.memory_bytes: float | None = self.chip.memory_bytes
         self.compiler: Compiler = self.chip.kind
         self.dispatch_s = 0.0
+
+        self.options: dict[str, float | None] = {
+            "f32_passes": f32_passes,
+            "matmul_efficiency": matmul_efficiency,
+            "hbm_efficiency": hbm_efficiency,
+            "op_fixed_s": op_fixed_s,
+            "collective_fixed_s": collective_fixed_s,
+        }
 
         def figure(given: float | None, *names: str) -> float:
             return self.chip.value(*names) if given is None else given

@@ -50,6 +50,7 @@ class CalibratedModel:
         memory_bytes: None: the devices share the machine's memory.
         compiler: ``cpu``.
         calibration: As given.
+        devices: Devices of the mesh it prices.
         dispatch_s: Time of one call of a program on all devices [s].
     """
 
@@ -58,9 +59,11 @@ class CalibratedModel:
         self.memory_bytes: float | None = None
         self.compiler: Compiler = "cpu"
         self.calibration = calibration
-        count = calibration.devices if devices is None else devices
+        self.devices = calibration.devices if devices is None else devices
         # Time of the same work per device, relative to the calibrated mesh.
-        self._crowding = max(count, calibration.cores) / max(calibration.devices, calibration.cores)
+        self._crowding = max(self.devices, calibration.cores) / max(
+            calibration.devices, calibration.cores
+        )
         self.dispatch_s = calibration.dispatch_s * self._crowding
 
     def compute_s(self, work: Work) -> Floats:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InputError, PlanMismatchError
+from autoshard.extract import extract
 from autoshard.plan import Plan, spec
 from tests.lowering import MESH, graph_of, shape_of
 from tests.random_plans import RandomPlans
@@ -72,7 +75,7 @@ def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
 
 
 def test_another_format_is_refused_by_number(data: Any) -> None:
-    with pytest.raises(InputError, match="format 1"):
+    with pytest.raises(InputError, match="format 2"):
         Plan.from_json({**data, "format": 99})
 
 
@@ -185,3 +188,42 @@ def test_a_plan_without_devices_says_how_to_get_them(plan: Plan) -> None:
 
 def test_shardings_are_shown_as_partition_specs() -> None:
     assert spec((("a",), (), ("b", "c"))) == "P('a', None, ('b', 'c'))"
+
+
+def test_a_plan_holds_the_program_it_was_made_from(plan: Plan, data: Any) -> None:
+    for one in (plan, Plan.from_json(data)):
+        assert one.origin is not None
+        assert one.origin.whole
+        module = one.origin.open()
+        graph = extract(
+            module, plan.mesh, one.origin.arguments, one.origin.results, one.origin.ties
+        )
+        assert graph.signature() == plan.signature
+        assert all(graph.ops[op.index].source == op.source for op in plan.ops)
+    assert Plan.from_json(data).origin == plan.origin
+
+
+def test_values_of_large_constants_are_left_out_of_a_plan(monkeypatch: Any) -> None:
+    table = np.arange(512, dtype=np.float32).reshape(128, 4)
+    values = jax.ShapeDtypeStruct((8, 128), np.float32)
+
+    def read(x: Any) -> Any:
+        return x @ table
+
+    full = plan_of(read, values)
+    monkeypatch.setattr("autoshard.origin.MAX_CONSTANT_BYTES", 1000)
+    lean = plan_of(read, values)
+    assert full.origin is not None
+    assert lean.origin is not None
+    assert (full.origin.whole, lean.origin.whole) == (True, False)
+    assert len(lean.origin.module) < len(full.origin.module)
+    for origin in (full.origin, lean.origin):
+        graph = extract(origin.open(), MESH, origin.arguments, origin.results, origin.ties)
+        assert graph.signature() == full.signature
+
+
+def test_a_damaged_program_inside_a_plan_is_an_input_error(plan: Plan) -> None:
+    assert plan.origin is not None
+    for module in ("", "!", plan.origin.module[:-8], "eJwDAAAAAAE="):
+        with pytest.raises(InputError, match="cannot be read"):
+            dataclasses.replace(plan.origin, module=module).open()

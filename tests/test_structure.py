@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "strategies",
         "pricing",
     ),
-    ("plan", "plan_text", "rewrite", "execute"),
+    ("origin", "plan", "plan_text", "rewrite", "execute"),
     ("budget",),
     ("interpret", "moves"),
     ("planner",),

@@ -30,6 +30,7 @@ def planned(kind: Any, nbytes: float, devices: int = 4, trips: int = 1) -> Plann
         trips=trips,
         seconds=0.0,
         op=0,
+        value=0,
         dtype="f32",
         why="a value",
         source="here.py:1",
