@@ -120,7 +120,7 @@ def _may_start_often(operation: ir.Operation) -> bool:
     if isinstance(start, ir.Block) or start.name != "stablehlo.constant":
         return False
     # As text, e.g. ``dense<-0.000000e+00>``: the bindings do not read every type as a number.
-    value = start.get_asm(use_local_scope=True).partition("dense<")[2].partition(">")[0]
+    value = str(start.attributes["value"]).partition("dense<")[2].partition(">")[0]
     return value == "false" or (value != "" and not set(value) - set("0.e+-(), "))
 
 
