@@ -258,7 +258,7 @@ def priced_problem(graph: Graph, priced: Priced, problem: Problem, prices: Price
     def nbytes(value: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         tensor = graph.values[value]
         table = layouts(len(tensor.shape), mesh)
-        return np.asarray(tensor.nbytes / table.splits.prod(axis=1)[ids], np.float64)
+        return np.asarray(table.local_bytes(tensor.shape, tensor.nbytes)[ids], np.float64)
 
     costs = []
     for node, cost in zip(priced.nodes, problem.costs, strict=True):

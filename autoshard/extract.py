@@ -24,7 +24,7 @@ from autoshard.program import (
     terminator,
     walk,
 )
-from autoshard.shardings import MeshShape, Sharding, splitting
+from autoshard.shardings import MeshShape, Sharding, loosened, splitting, to_partition_spec
 from autoshard.traps import BEYOND_RULES, whole_factors
 
 _BITS = {"i1": 8, "complex<f32>": 64, "complex<f64>": 128, "tf32": 32, "index": 64}
@@ -72,6 +72,7 @@ class _Reader:
         self.rules: dict[tuple[ir.Attribute, str], Rule] = {}
         self.ops: list[Op] = []
         self.unknown: list[int] = []
+        self.loosened: list[str] = []
         self.trips: dict[int, int] = {-1: 1}
 
     def read(
@@ -98,6 +99,7 @@ class _Reader:
             argument_info=arguments,
             result_info=results,
             unknown_trips=tuple(self.unknown),
+            loosened=tuple(dict.fromkeys(self.loosened)),
         )
 
     def _value(self, value: Value, op: int, position: int, depth: int = 0, alias: int = -1) -> int:
@@ -199,8 +201,8 @@ class _Reader:
             sharding = self._closed(sdy.TensorShardingAttr(operation.attributes["sharding"]))
             if sharding is None or "@empty_mesh" in str(operation.attributes["sharding"]):
                 return None
-            self._check_even(operation, sharding)
-            return (sharding,), (sharding,)
+            kept = self._kept(operation, sharding)
+            return (kept,), (kept,)
         if operation.name == "sdy.manual_computation":
             sides = []
             for side in ("in_shardings", "out_shardings"):
@@ -212,17 +214,17 @@ class _Reader:
             return sides[0], sides[1]
         return None
 
-    def _check_even(self, operation: ir.Operation, sharding: Sharding) -> None:
-        """Refuse a prescribed sharding that does not split a dimension evenly."""
+    def _kept(self, operation: ir.Operation, sharding: Sharding) -> Sharding:
+        """What is kept of a prescribed sharding: axes that would pad a dimension much are not."""
         shape = tuple(ir.RankedTensorType(operation.results[0].type).shape)
-        for dimension, (size, axes) in enumerate(zip(shape, sharding, strict=True)):
-            if size % self.mesh.size(axes):
-                raise InputError(
-                    f"the function prescribes that dimension {dimension} of a {list(shape)} array "
-                    f"is split {self.mesh.size(axes)} ways, which {size} does not allow",
-                    at=source_of(operation),
-                    fix="pad the dimension, or drop that with_sharding_constraint",
-                )
+        kept = loosened(shape, sharding, self.mesh, padded=True)
+        if kept != sharding:
+            at = f" at {source_of(operation)}" if source_of(operation) else ""
+            self.loosened.append(
+                f"{to_partition_spec(sharding)} of a {list(shape)} array{at} is carried out as "
+                f"{to_partition_spec(kept)}"
+            )
+        return kept
 
     def _closed(self, attribute: sdy.TensorShardingAttr) -> Sharding | None:
         """The sharding prescribed; None if it leaves everything open.

@@ -169,6 +169,8 @@ class Graph:
         argument_info: The caller's view of the arguments.
         result_info: The caller's view of the results.
         unknown_trips: Indices of loops whose trip count the program does not state; counted once.
+        loosened: Shardings that the program prescribes and that dimensions do not allow, each with
+            what is carried out instead.
     """
 
     ops: tuple[Op, ...]
@@ -179,6 +181,7 @@ class Graph:
     argument_info: tuple[Boundary, ...]
     result_info: tuple[Boundary, ...]
     unknown_trips: tuple[int, ...] = ()
+    loosened: tuple[str, ...] = ()
 
     def signature(self) -> tuple[str, ...]:
         """One line per argument and op: what a plan is checked against."""

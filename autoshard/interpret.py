@@ -34,7 +34,7 @@ from autoshard.pricing import (
 )
 from autoshard.program import Boundary
 from autoshard.reshard import layouts
-from autoshard.shardings import MeshShape, Sharding, replicated, splitting
+from autoshard.shardings import MeshShape, Sharding, local_bytes, loosened, replicated, splitting
 
 
 def interpret(
@@ -235,7 +235,7 @@ def _op_plan(
         seconds=float(node.seconds[choice]),
         reduce_s=float(node.reduce_s[choice]),
         nbytes=sum(
-            _local_bytes(graph.values[v].nbytes, s, mesh)
+            local_bytes(graph.values[v].shape, graph.values[v].nbytes, s, mesh)
             for v, s in zip(op.results, results, strict=True)
             if priced.fusion.materialized[v]
         ),
@@ -270,7 +270,9 @@ def _result_shardings(
         elif pin is not None:
             final.append(splitting(pin, mesh))
         else:
-            final.append(sharding.get(value, replicated(len(graph.values[value].shape))))
+            shape = graph.values[value].shape
+            made = sharding.get(value, replicated(len(shape)))
+            final.append(loosened(shape, made, mesh))  # a result is never padded
     return tuple(final)
 
 
@@ -304,10 +306,6 @@ def _reductions(
     return found
 
 
-def _local_bytes(nbytes: int, sharding: Sharding, mesh: MeshShape) -> int:
-    return int(np.ceil(nbytes / mesh.size(a for dim in sharding for a in dim)))
-
-
 def _boundaries(
     graph: Graph,
     mesh: MeshShape,
@@ -324,7 +322,7 @@ def _boundaries(
                 tensor.shape,
                 tensor.dtype,
                 sharding,
-                _local_bytes(tensor.nbytes, sharding, mesh),
+                local_bytes(tensor.shape, tensor.nbytes, sharding, mesh),
                 info.donated,
                 info.pin is not None and not info.required,
             )

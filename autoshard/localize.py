@@ -16,7 +16,7 @@ from autoshard.local import (
     step_of,
 )
 from autoshard.program import REGION_OPS
-from autoshard.shardings import MeshShape, Sharding, local_shape, replicated
+from autoshard.shardings import MeshShape, Sharding, local_bytes, local_shape, replicated
 
 
 def localize(graph: Graph, mesh: MeshShape, decisions: Decisions | None) -> LocalProgram:
@@ -168,7 +168,7 @@ class _Expander:
         shape, nbytes = tensor.shape, tensor.nbytes
         if sharding is not None and any(sharding):
             shape = local_shape(shape, sharding, self.mesh)
-            nbytes = -(-nbytes // self.mesh.size(a for dim in sharding for a in dim))
+            nbytes = local_bytes(tensor.shape, nbytes, sharding, self.mesh)
         self.values.append(LocalValue(shape, tensor.dtype, nbytes, tensor.id))
         self.layouts.append(replicated(len(shape)) if sharding is None else sharding)
         return len(self.values) - 1

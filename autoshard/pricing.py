@@ -23,7 +23,7 @@ from autoshard.problem import FORBIDDEN, Problem
 from autoshard.program import REGION_OPS
 from autoshard.reads import place
 from autoshard.reshard import Resharder, layouts, sent_bytes
-from autoshard.shardings import MeshShape, Sharding, divides, splitting
+from autoshard.shardings import MeshShape, Sharding, divides, loosened, splitting
 from autoshard.strategies import Enumerator, Strategies
 
 PICOSECONDS = 1e12
@@ -101,8 +101,8 @@ def work_of(graph: Graph, op: Op, strategies: Strategies, fusion: Fusion, mesh: 
 
     def local(value: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         tensor = graph.values[value]
-        pieces = layouts(len(tensor.shape), mesh).splits.prod(axis=1)
-        return np.asarray(tensor.nbytes / pieces[ids], np.float64)
+        pieces = layouts(len(tensor.shape), mesh).local_bytes(tensor.shape, tensor.nbytes)
+        return np.asarray(pieces[ids], np.float64)
 
     traffic = np.zeros(len(strategies))
     reads = dict(zip(op.operands, strategies.operands, strict=True))
@@ -148,7 +148,7 @@ def matmul_sizes(op: Op, strategies: Strategies, mesh: MeshShape) -> NDArray[np.
     local = np.ones((len(strategies), 4), np.int64)
     for s, factor_axes in enumerate(strategies.factor_axes):
         for f, axes in enumerate(factor_axes):
-            local[s, groups[f]] *= rule.sizes[f] // mesh.size(axes)
+            local[s, groups[f]] *= -(-rule.sizes[f] // mesh.size(axes))
     return local
 
 
@@ -166,7 +166,7 @@ class _Builder:
         self.moved: list[tuple[int, NDArray[np.int64]]] = []
         self.known: dict[object, NDArray[np.int64]] = {}
         self.hubs: dict[tuple[int, tuple[int, int]], int] = {}
-        self.free_layouts: dict[tuple[int, ...], NDArray[np.int64]] = {}
+        self.free_layouts: dict[tuple[tuple[int, ...], bool], NDArray[np.int64]] = {}
 
     def build(self, memory_limit: int | None) -> Priced:
         pins = self._argument_pins()
@@ -226,14 +226,26 @@ class _Builder:
         zeros = np.zeros(len(ids))
         self._add(Node(kind, op, (value,), (ids,), None, zeros, zeros))
 
-    def _free_layouts(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """Layouts a value may be given: even splits, axes in mesh order within a dimension."""
-        if shape not in self.free_layouts:
+    def _free_layouts(self, shape: tuple[int, ...], padded: bool = False) -> NDArray[np.int64]:
+        """Layouts a value may be given, with the axes in mesh order within a dimension.
+
+        Those that divide it and, on the way between ops, those that pad it little.
+        """
+        key = shape, padded
+        if key not in self.free_layouts:
             table = layouts(len(shape), self.mesh)
             in_order = np.array([self._in_order(s) for s in table.shardings])
-            ids = np.flatnonzero(table.dividing(shape) & in_order).astype(np.int64)
-            self.free_layouts[shape] = ids
-        return self.free_layouts[shape]
+            fit = table.fitting(shape) if padded else table.dividing(shape)
+            self.free_layouts[key] = np.flatnonzero(fit & in_order).astype(np.int64)
+        return self.free_layouts[key]
+
+    def _dividing(self, shape: tuple[int, ...], made: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The layouts that results made in padded ones are brought to, ``[S]``."""
+        table = layouts(len(shape), self.mesh)
+        if table.dividing(shape)[made].all():
+            return made
+        loose = [table.index[loosened(shape, table.shardings[i], self.mesh)] for i in made.tolist()]
+        return np.array(loose, np.int64)
 
     def _sent(self, tensor: Tensor) -> int:
         return sent_bytes(tensor.nbytes, tensor.dtype, self.model.compiler)
@@ -332,11 +344,17 @@ class _Builder:
         for r, value in enumerate(graph.results):
             pin = graph.result_info[r].pin
             number, position = self.maker[value]
-            if pin is None or r in tied or number < 0:
+            if r in tied or number < 0:
                 continue
-            tensor = graph.values[value]
+            tensor, made = graph.values[value], self.nodes[number].layouts[position]
+            if pin is not None:
+                wanted = np.full(len(made), self._pinned(pin, value))
+            else:  # a result is never padded
+                wanted = self._dividing(tensor.shape, made)
+            if (wanted == made).all():
+                continue
             prices = self.resharder.seconds(tensor.shape, self._sent(tensor))
-            cost = prices[self.nodes[number].layouts[position], self._pinned(pin, value)]
+            cost = prices[made, wanted]
             self.extra[number] = self.extra.get(number, np.zeros(len(cost))) + cost
 
     def _add_hubs(self) -> None:
@@ -359,7 +377,7 @@ class _Builder:
             number, _ = self.maker[value]
             if len(ops) < 2 or len(self.nodes[number]) == 1:
                 continue
-            ids = self._free_layouts(graph.values[value].shape)
+            ids = self._free_layouts(graph.values[value].shape, padded=True)
             zeros = np.zeros(len(ids))
             hub = len(self.nodes)
             self.nodes.append(Node("hub", min(ops), (), (ids,), None, zeros, zeros))
@@ -418,8 +436,8 @@ class _Builder:
         usage = np.zeros(len(node))
         for value, ids in zip(node.values, node.layouts, strict=node.kind != "hub"):
             tensor = self.graph.values[value]
-            pieces = layouts(len(tensor.shape), self.mesh).splits.prod(axis=1)
-            usage += self.fusion.copies[value] * tensor.nbytes / pieces[ids]
+            pieces = layouts(len(tensor.shape), self.mesh).local_bytes(tensor.shape, tensor.nbytes)
+            usage += self.fusion.copies[value] * pieces[ids]
         strategies = node.strategies
         if strategies is None or not any(strategies.reduced):
             return usage
@@ -446,15 +464,15 @@ def partial_bytes(
 ) -> NDArray[np.float64]:
     """Bytes on one device of the partial result before it is combined, ``[S]``."""
     tensor = graph.values[op.results[0]]
-    pieces = layouts(len(tensor.shape), mesh).splits.prod(axis=1)[strategies.results[0]]
+    size = sent_bytes(tensor.nbytes, tensor.dtype, compiler)
+    pieces = layouts(len(tensor.shape), mesh).local_bytes(tensor.shape, size)
     undo = np.array(
         [
             mesh.size(groups[0]) if scattered else 1
             for groups, scattered in zip(strategies.reduced, strategies.scattered, strict=True)
         ]
     )
-    size = sent_bytes(tensor.nbytes, tensor.dtype, compiler)
-    return np.asarray(size / pieces * undo, np.float64)
+    return np.asarray(pieces[strategies.results[0]] * undo, np.float64)
 
 
 def _whole(seconds: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, Work
-from autoshard.shardings import MeshShape, Sharding
+from autoshard.shardings import MAX_PADDING, MeshShape, Sharding
 
 StepKind = Literal["all_gather", "all_to_all", "permute", "slice"]
 
@@ -73,6 +73,39 @@ class Layouts:
             (sizes >= self.splits) | (self.splits == 1)
         ).all(axis=1)
         return even
+
+    def fitting(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Which layouts a tensor of ``shape`` may have while the program runs, ``[L]``.
+
+        Those that divide it, and those that pad a dimension little.
+        """
+        fit = np.ones(len(self.shardings), np.bool_)
+        for size, splits in zip(shape, self.splits.T, strict=True):
+            part = -(-size // splits)
+            small = (size >= 2 * splits) & (part * splits <= (1 + MAX_PADDING) * size)
+            fit &= (splits == 1) | ((size % splits == 0) & (size > 0)) | small
+        return fit
+
+    def local(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """Sizes of the piece that one device holds, padding included, ``[L, rank]``."""
+        return -(-np.asarray(shape, np.int64).reshape(1, len(shape)) // self.splits)
+
+    def nested(
+        self, shape: tuple[int, ...], sources: NDArray[np.int64], targets: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Whether the pieces of one side are made of whole pieces of the other, ``[N]``.
+
+        A padded dimension that is split further would move every boundary between its pieces.
+        """
+        padded = self.local(shape) * self.splits
+        same = padded[sources] == padded[targets]
+        whole = (self.splits[sources] == 1) | (self.splits[targets] == 1)
+        return np.asarray((same | whole).all(axis=1), np.bool_)
+
+    def local_bytes(self, shape: tuple[int, ...], nbytes: int) -> NDArray[np.float64]:
+        """Size of the piece that one device holds, padding included [bytes], ``[L]``."""
+        elements = self.local(shape).prod(axis=1)
+        return np.asarray(nbytes * elements / max(1, math.prod(shape)), np.float64)
 
 
 @lru_cache(maxsize=64)
@@ -173,7 +206,7 @@ class Resharder:
         ] = {}
 
     def seconds(self, shape: tuple[int, ...], nbytes: int) -> NDArray[np.float64]:
-        """Price of every reshard of a tensor [s], ``[L, L]``; infinite where pieces are uneven."""
+        """Price of every reshard of a tensor [s], ``[L, L]``; infinite where pieces do not fit."""
         return self._table(shape, nbytes)[0]
 
     def path(
@@ -188,7 +221,7 @@ class Resharder:
         steps = []
         while here != end:
             there = int(following[here, end])
-            steps.append(self._step(table, here, there, nbytes, float(cost[here, there])))
+            steps.append(self._step(shape, here, there, nbytes, float(cost[here, there])))
             here = there
         return tuple(steps)
 
@@ -205,19 +238,19 @@ class Resharder:
     ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
         table = layouts(len(shape), self.mesh)
         count = len(table.shardings)
-        even = table.dividing(shape)
-        pieces = nbytes / table.splits.prod(axis=1)
+        fits = table.fitting(shape)
+        pieces = table.local_bytes(shape, nbytes)
         cost = np.full((count, count), np.inf)
         np.fill_diagonal(cost, 0.0)
         for (kind, axes), (sources, targets) in table.steps.items():
-            keep = even[sources] & even[targets]
+            keep = fits[sources] & fits[targets] & table.nested(shape, sources, targets)
             if not keep.any():
                 continue
             src, dst = sources[keep], targets[keep]
-            size = np.maximum(pieces[src], pieces[dst])
+            size = self._moved(shape, nbytes, kind, axes, src, dst)
             cost[src, dst] = np.minimum(cost[src, dst], self._price(kind, axes, size, pieces[dst]))
         following = np.broadcast_to(np.arange(count, dtype=np.int32), (count, count)).copy()
-        live = np.flatnonzero(even)
+        live = np.flatnonzero(fits)
         sub, step = cost[np.ix_(live, live)], following[np.ix_(live, live)]
         for k in range(len(live)):
             through = sub[:, k : k + 1] + sub[k : k + 1, :]
@@ -242,16 +275,39 @@ class Resharder:
         collective: CollectiveKind = kind
         return self.model.collective_s(collective, size, named)
 
-    def _step(self, table: Layouts, here: int, there: int, nbytes: int, seconds: float) -> Step:
+    def _moved(
+        self,
+        shape: tuple[int, ...],
+        nbytes: int,
+        kind: StepKind,
+        axes: tuple[str, ...],
+        sources: NDArray[np.int64],
+        targets: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Bytes on one device of a step's larger side, padding included.
+
+        What an all-gather gathers and an all-to-all exchanges are padded pieces.
+        """
+        table = layouts(len(shape), self.mesh)
+        pieces = table.local(shape)
+        if kind == "slice":
+            elements = np.maximum(pieces[sources].prod(axis=1), pieces[targets].prod(axis=1))
+        else:
+            elements = np.minimum(pieces[sources], pieces[targets]).prod(axis=1)
+            if kind != "permute":
+                elements = elements * self.mesh.size(axes)
+        return np.asarray(nbytes * elements / max(1, math.prod(shape)), np.float64)
+
+    def _step(
+        self, shape: tuple[int, ...], here: int, there: int, nbytes: int, seconds: float
+    ) -> Step:
+        table = layouts(len(shape), self.mesh)
+        moved = []
+        for (kind, axes), (s, t) in table.steps.items():
+            if ((s == here) & (t == there)).any():
+                ends = np.array([here]), np.array([there])
+                size = self._moved(shape, nbytes, kind, axes, *ends)
+                moved.append((float(self._price(kind, axes, size, size)[0]), kind, axes, size))
+        _, kind, axes, size = min(moved, key=lambda m: m[0])
         source, target = table.shardings[here], table.shardings[there]
-        size = nbytes / min(
-            math.prod(table.splits[here].tolist()), math.prod(table.splits[there].tolist())
-        )
-        moved = [
-            (k, a) for (k, a), (s, t) in table.steps.items() if ((s == here) & (t == there)).any()
-        ]
-        kind, axes = min(
-            moved,
-            key=lambda m: float(self._price(m[0], m[1], np.array([size]), np.array([size]))[0]),
-        )
-        return Step(kind, axes, source, target, size, seconds)
+        return Step(kind, axes, source, target, float(size[0]), seconds)

@@ -1,7 +1,9 @@
 """Mesh axes and shardings of one tensor, as plain values.
 
 A :class:`Sharding` says, for each dimension of a tensor, which mesh axes split it, major to minor;
-axes that are not named replicate the tensor. Dimensions are split evenly or not at all.
+axes that are not named replicate the tensor. A dimension that its axes do not divide is *padded*:
+every device but the last ones holds the quotient rounded up, as XLA partitions it. Arguments and
+results are never padded, other values only where :func:`pads` allows it.
 """
 
 from __future__ import annotations
@@ -47,8 +49,39 @@ def replicated(rank: int) -> Sharding:
 
 
 def local_shape(shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape) -> tuple[int, ...]:
-    """Shape of the piece that one device holds; every dimension must divide."""
-    return tuple(d // mesh.size(axes) for d, axes in zip(shape, sharding, strict=True))
+    """Shape of the piece that one device holds, padding included."""
+    return tuple(-(-d // mesh.size(axes)) for d, axes in zip(shape, sharding, strict=True))
+
+
+def local_bytes(
+    shape: tuple[int, ...], nbytes: int, sharding: Sharding, mesh: MeshShape
+) -> int:
+    """Size of the piece that one device holds, padding included [bytes].
+
+    Args:
+        shape: Global shape.
+        nbytes: Size of the whole tensor [bytes].
+        sharding: How it is split.
+        mesh: The mesh.
+    """
+    return -(-nbytes * math.prod(local_shape(shape, sharding, mesh)) // max(1, math.prod(shape)))
+
+
+MAX_PADDING = 0.25
+"""A padded dimension is longer than the true one by at most this fraction."""
+
+
+def pads(size: int, count: int) -> bool:
+    """Whether a dimension may be split into ``count`` uneven parts, the last ones padded.
+
+    Each part has to hold two elements or more, and little may be wasted.
+
+    Examples:
+        >>> pads(50257, 8), pads(25, 4), pads(8, 4), pads(9, 8)
+        (True, True, False, False)
+    """
+    part = -(-size // count)
+    return size % count != 0 and size >= 2 * count and part * count <= (1 + MAX_PADDING) * size
 
 
 def splitting(sharding: Sharding, mesh: MeshShape) -> Sharding:
@@ -59,6 +92,34 @@ def splitting(sharding: Sharding, mesh: MeshShape) -> Sharding:
 def divides(shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape) -> bool:
     """Whether ``sharding`` splits every dimension of ``shape`` evenly."""
     return all(d % mesh.size(axes) == 0 for d, axes in zip(shape, sharding, strict=True))
+
+
+def loosened(
+    shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape, padded: bool = False
+) -> Sharding:
+    """The sharding with the minor axes dropped that its dimensions cannot be split by.
+
+    Args:
+        shape: Global shape.
+        sharding: A sharding that may split dimensions unevenly.
+        mesh: The mesh.
+        padded: Whether splits that :func:`pads` allows are kept.
+
+    Examples:
+        >>> loosened((6, 7), (("a", "b"), ("c",)), MeshShape(("a", "b", "c"), (2, 2, 2)))
+        (('a',), ())
+    """
+    dims = []
+    for size, axes in zip(shape, sharding, strict=True):
+        kept = axes
+        while kept and not _fits(size, mesh.size(kept), padded):
+            kept = kept[:-1]
+        dims.append(kept)
+    return tuple(dims)
+
+
+def _fits(size: int, count: int, padded: bool) -> bool:
+    return count == 1 or (size > 0 and size % count == 0) or (padded and pads(size, count))
 
 
 def to_partition_spec(sharding: Sharding) -> PartitionSpec:

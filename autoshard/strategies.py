@@ -2,7 +2,7 @@
 
 A strategy fixes the sharding every operand must have and the sharding each result then has by
 itself (its *natural* result); axes on reduction factors leave partial results, which an all-reduce
-completes. Dimensions are split evenly or not at all.
+completes. Factors are split evenly, or with padding where :mod:`autoshard.padding` allows it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InputError
 from autoshard.graph import Graph, Op, Rule
+from autoshard.padding import may_pad
 from autoshard.reshard import layouts
-from autoshard.shardings import MeshShape, Sharding, replicated, to_partition_spec
+from autoshard.shardings import MeshShape, Sharding, pads, replicated, to_partition_spec
 from autoshard.traps import UNSPLIT, is_trap
 
 REDUCING = frozenset(
@@ -49,7 +50,8 @@ class Strategies:
         operands: Per operand, the layout id each strategy requires, ``[S]``; see
             ``reshard.layouts``.
         results: Per result, the layout id it comes out with, ``[S]``.
-        splits: Into how many parts the op's work is divided, ``[S]``.
+        splits: By how much one device does less than the whole work of the op, padding counted as
+            work, ``[S]``.
         reduced: Per strategy, the axes that hold partial results, one group per reduction factor:
             XLA combines the results of each factor by an all-reduce of its own.
         scattered: Per strategy, whether the reduction ends scattered (a reduce-scatter).
@@ -161,6 +163,7 @@ class Enumerator:
     ]:
         axes = [a for a, s in zip(self.mesh.names, self.mesh.sizes, strict=True) if s > 1]
         usable = [f for f in range(len(rule.sizes)) if self._may_split(op, rule, f)]
+        padded = frozenset(f for f in usable if may_pad(op, f, operand_shapes, result_shapes))
         rows = []
         for choice in itertools.product((-1, *usable), repeat=len(axes)):
             factor_axes = tuple(
@@ -168,7 +171,10 @@ class Enumerator:
                 for f in range(len(rule.sizes))
             )
             counts = [self._size(axes) for axes in factor_axes]
-            if any(size % count for size, count in zip(rule.sizes, counts, strict=True)):
+            if any(
+                size % count and not (f in padded and pads(size, count))
+                for f, (size, count) in enumerate(zip(rule.sizes, counts, strict=True))
+            ):
                 continue
             if is_trap(op.name, rule, counts, factor_axes, axes):
                 continue
@@ -192,7 +198,9 @@ class Enumerator:
                 for a, kind in zip(factor_axes, rule.kinds, strict=True)
                 if a and kind == "reduction"
             )
-            split = float(math.prod(counts))
+            split = math.prod(
+                size / -(-size // count) for size, count in zip(rule.sizes, counts, strict=True)
+            )
             rows.append((factor_axes, whole_operands, whole_results, split, reduced, False))
             if len(reduced) == 1 and self.scatter and len(result_shapes) == 1:
                 for dim in range(len(result_shapes[0])):
@@ -235,7 +243,8 @@ class Enumerator:
                         return None
                     axes += factor_axes[f]
                 whole = whole and counts[f] == rule.sizes[f]
-            if size % self._size(axes):
+            alone = len(factors) == 1 and rule.sizes[factors[0]] == size
+            if not alone and size % self._size(axes):
                 return None
             dims.append(axes)
         return tuple(dims)

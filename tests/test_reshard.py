@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from autoshard.cost_models.compiled import axes_of, read_compiled
 from autoshard.reshard import Resharder, layouts, sent_bytes
-from autoshard.shardings import Sharding, divides, local_shape, to_partition_spec
+from autoshard.shardings import Sharding, divides, local_shape, loosened, to_partition_spec
 from tests.lowering import Simple, mesh_of, shape_of
 
 SHAPE = (16, 32)
@@ -156,12 +156,33 @@ def test_no_detour_is_cheaper(sizes: tuple[int, ...]) -> None:
     assert (prices <= through + 1e-12).all()
 
 
-def test_uneven_layouts_cannot_be_reached() -> None:
+def test_layouts_that_waste_much_cannot_be_reached() -> None:
     mesh = shape_of(4, 2)
     table = layouts(2, mesh)
-    prices = Resharder(mesh, Simple()).seconds((6, 8), 4 * 6 * 8)
-    uneven = [i for i, s in enumerate(table.shardings) if not divides((6, 8), s, mesh)]
-    assert np.isinf(prices[0, uneven]).all()
+    prices = Resharder(mesh, Simple()).seconds((6, 7), 4 * 6 * 7)
+    fit = [loosened((6, 7), s, mesh, padded=True) == s for s in table.shardings]
+    assert (np.isfinite(prices[0]) == fit).all()
+    assert fit[table.index[((), ("b",))]]  # 7 in two parts of 4
+    assert not fit[table.index[(("a",), ())]]  # 6 in four parts of 2
+
+
+def test_steps_move_padded_pieces() -> None:
+    mesh = shape_of(4, 2)
+    resharder = Resharder(mesh, Simple())
+    whole, split, other = ((), ()), ((), ("a",)), (("a",), ())
+    (gather,) = resharder.path((8, 101), 4 * 8 * 101, split, whole)
+    assert (gather.kind, gather.nbytes) == ("all_gather", 4 * 8 * 104)
+    (swap,) = resharder.path((8, 101), 4 * 8 * 101, split, other)
+    assert (swap.kind, swap.nbytes) == ("all_to_all", 4 * 8 * 104 / 4)
+
+
+def test_a_padded_dimension_is_split_further_only_where_pieces_nest() -> None:
+    mesh = shape_of(4, 2)
+    resharder = Resharder(mesh, Simple())
+    once, twice = (("a",),), (("a", "b"),)
+    # 101: four pieces of 26 are eight of 13; 105: four of 27 are not eight of 14.
+    assert [s.kind for s in resharder.path((101,), 404, once, twice)] == ["slice"]
+    assert [s.kind for s in resharder.path((105,), 420, once, twice)] == ["all_gather", "slice"]
 
 
 @pytest.mark.parametrize(

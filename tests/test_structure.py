@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "schedule",
         "memory",
         "fusion",
+        "padding",
         "strategies",
         "pricing",
     ),

@@ -1,0 +1,35 @@
+"""Which factors of an op may be split unevenly: what XLA then pads, masks and gets right."""
+
+from __future__ import annotations
+
+from autoshard.graph import Op
+from autoshard.kinds import ELEMENTWISE
+
+PADDED = frozenset(
+    {f"stablehlo.{kind}" for kind in ELEMENTWISE}
+    | {
+        "stablehlo.broadcast_in_dim",
+        "stablehlo.dot_general",
+        "stablehlo.reduce",
+        "stablehlo.transpose",
+    }
+)
+
+
+def may_pad(
+    op: Op,
+    factor: int,
+    operand_shapes: list[tuple[int, ...]],
+    result_shapes: list[tuple[int, ...]],
+) -> bool:
+    """Whether a factor may be split into uneven parts."""
+    rule = op.rule
+    assert rule is not None
+    if op.name not in PADDED:
+        return False
+    for tensors, shapes in ((rule.operands, operand_shapes), (rule.results, result_shapes)):
+        for tensor, shape in zip(tensors, shapes, strict=True):
+            for factors, size in zip(tensor, shape, strict=True):
+                if factor in factors and (factors != (factor,) or size != rule.sizes[factor]):
+                    return False
+    return True
