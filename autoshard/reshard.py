@@ -167,6 +167,11 @@ def _steps_from(
         for axis in axes:
             if axis not in used:
                 yield "slice", (axis,), with_dims({d: (*dim, axis)})
+        # Padded pieces of pieces seldom nest, so a whole dimension may be cut by several at once.
+        unused = [a for a in axes if a not in used] if not dim else []
+        for count in range(2, len(unused) + 1):
+            for cut in itertools.permutations(unused, count):
+                yield "slice", cut, with_dims({d: cut})
         for count in range(1, len(dim) + 1):
             kept, moved = dim[:-count], dim[-count:]
             yield "all_gather", moved, with_dims({d: kept})
@@ -238,12 +243,14 @@ class Resharder:
     ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
         table = layouts(len(shape), self.mesh)
         count = len(table.shardings)
-        fits = table.fitting(shape)
+        fits, even = table.fitting(shape), table.dividing(shape)
         pieces = table.local_bytes(shape, nbytes)
         cost = np.full((count, count), np.inf)
         np.fill_diagonal(cost, 0.0)
         for (kind, axes), (sources, targets) in table.steps.items():
             keep = fits[sources] & fits[targets] & table.nested(shape, sources, targets)
+            if kind == "slice" and len(axes) > 1:
+                keep &= ~even[targets]  # a chain of even cuts does as well
             if not keep.any():
                 continue
             src, dst = sources[keep], targets[keep]

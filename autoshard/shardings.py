@@ -53,9 +53,7 @@ def local_shape(shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape) -> 
     return tuple(-(-d // mesh.size(axes)) for d, axes in zip(shape, sharding, strict=True))
 
 
-def local_bytes(
-    shape: tuple[int, ...], nbytes: int, sharding: Sharding, mesh: MeshShape
-) -> int:
+def local_bytes(shape: tuple[int, ...], nbytes: int, sharding: Sharding, mesh: MeshShape) -> int:
     """Size of the piece that one device holds, padding included [bytes].
 
     Args:

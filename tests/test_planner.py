@@ -185,7 +185,9 @@ def test_constraints_inside_the_program_are_honoured() -> None:
 
 @pytest.mark.parametrize("name", ["uneven", "size_zero", "scalars", "passing_through", "constants"])
 @pytest.mark.parametrize("sizes", [(8,), (2, 4, 1), (1,), (2, 2, 2, 1)], ids=str)
-def test_arguments_and_results_are_split_evenly_or_not_at_all(name: str, sizes: tuple[int, ...]) -> None:
+def test_arguments_and_results_are_split_evenly_or_not_at_all(
+    name: str, sizes: tuple[int, ...]
+) -> None:
     program, mesh = PROGRAMS[name], shape_of(*sizes)
     plan = plan_of(program.fn, *program.values(), mesh=mesh, solver=RandomPlans(1))
     for boundary in (*plan.arguments, *plan.results):

@@ -109,6 +109,8 @@ def test_paths_are_the_cheapest_by_an_independent_search(shape: tuple[int, int])
     live = [s for s in table.shardings if divides(shape, s, mesh)]
     graph.add_nodes_from(live)
     for kind, axes, source, target in single_steps((4, 2)):
+        if kind == "slice" and len(axes) > 1:
+            continue  # of uneven targets only
         if source in live and target in live:
             pieces = [4 * int(np.prod(local_shape(shape, s, mesh))) for s in (source, target)]
             seconds = 2e-9 * pieces[1]
@@ -182,7 +184,8 @@ def test_a_padded_dimension_is_split_further_only_where_pieces_nest() -> None:
     once, twice = (("a",),), (("a", "b"),)
     # 101: four pieces of 26 are eight of 13; 105: four of 27 are not eight of 14.
     assert [s.kind for s in resharder.path((101,), 404, once, twice)] == ["slice"]
-    assert [s.kind for s in resharder.path((105,), 420, once, twice)] == ["all_gather", "slice"]
+    gather, cut = resharder.path((105,), 420, once, twice)
+    assert (gather.kind, cut.kind, cut.axes) == ("all_gather", "slice", ("a", "b"))
 
 
 @pytest.mark.parametrize(
