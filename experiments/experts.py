@@ -9,7 +9,8 @@ those before it are the *data* axes. A mesh with one such axis uses it in both r
 
 Sources of the rules: AI-Hypercomputer/maxtext ``src/maxtext/configs/base.yml`` (logical axis
 rules), jax-ml/scaling-book ``training.md`` and ``inference.md``; ZeRO-3 is arXiv:1910.02054,
-Megatron's tensor parallelism arXiv:1909.08053.
+Megatron's tensor parallelism arXiv:1909.08053; for embedding tables the sharding types of
+meta-pytorch/torchrec and AI-Hypercomputer/RecML (large tables by rows, small ones replicated).
 """
 
 from __future__ import annotations
@@ -108,6 +109,33 @@ def decode_data_parallel(axes: Roles) -> Rules:
     return {"batch": axes.every, "cache_batch": axes.every}
 
 
+def context_parallel(axes: Roles) -> Rules:
+    """Positions of the prompts over the model axis, prompts over the data axes."""
+    batch = () if axes.data == axes.model else axes.data
+    return {"batch": batch, "cache_batch": batch, "seq": axes.model}
+
+
+def table_wise(axes: Roles) -> Rules:
+    """Whole tables on one device each, a share of the batch on every device."""
+    return {"batch": axes.every, "tables": axes.every}
+
+
+def row_wise(axes: Roles) -> Rules:
+    """Every large table's rows over all devices, a share of the batch on every device."""
+    return {"batch": axes.every, "rows": axes.every}
+
+
+def column_wise(axes: Roles) -> Rules:
+    """Every large table's columns over all devices, a share of the batch on every device."""
+    return {"batch": axes.every, "embed": axes.every}
+
+
+def table_row_wise(axes: Roles) -> Rules:
+    """Tables over the data axes, each one's rows over the model axis."""
+    tables = () if axes.data == axes.model else axes.data
+    return {"batch": axes.every, "tables": tables, "rows": axes.model}
+
+
 TRAIN_RULES: Mapping[str, Callable[[Roles], Rules]] = {
     "dp": data_parallel,
     "fsdp": fsdp,
@@ -125,6 +153,18 @@ DECODE_RULES: Mapping[str, Callable[[Roles], Rules]] = {
     "2d": decode_2d,
 }
 """The experts of a decoding step."""
+
+PREFILL_RULES: Mapping[str, Callable[[Roles], Rules]] = {**DECODE_RULES, "cp": context_parallel}
+"""The experts of a prefill."""
+
+DLRM_RULES: Mapping[str, Callable[[Roles], Rules]] = {
+    "dp": data_parallel,
+    "table": table_wise,
+    "row": row_wise,
+    "column": column_wise,
+    "table_row": table_row_wise,
+}
+"""The experts of a recommendation model: the ways of TorchRec to split embedding tables."""
 
 
 def sharding_of(spec: ArraySpec, rules: Rules, mesh: MeshShape) -> Sharding:

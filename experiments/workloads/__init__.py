@@ -16,8 +16,13 @@ WORKLOADS: Table[Callable[..., Workload]] = Table(
         "llama": "autoshard.experiments.workloads.llama:llama",
         "llama_unrolled": "autoshard.experiments.workloads.llama:llama_unrolled",
         "moe": "autoshard.experiments.workloads.moe:moe",
+        "moe_ragged": "autoshard.experiments.workloads.moe_ragged:moe_ragged",
+        "llama_prefill": "autoshard.experiments.workloads.llama_prefill:llama_prefill",
         "llama_decode": "autoshard.experiments.workloads.llama_decode:llama_decode",
         "flax_transformer": "autoshard.experiments.workloads.flax_transformer:flax_transformer",
+        "equinox_mixer": "autoshard.experiments.workloads.equinox_mixer:equinox_mixer",
+        "haiku_lstm": "autoshard.experiments.workloads.haiku_lstm:haiku_lstm",
+        "dlrm": "autoshard.experiments.workloads.dlrm:dlrm",
     },
 )
 """From a name to ``(size="tiny", **overrides) -> Workload``."""

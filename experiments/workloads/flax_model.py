@@ -9,6 +9,7 @@ from flax import nnx
 
 from autoshard.experiments.arrays import ArraySpec, PyTree
 from autoshard.experiments.workloads.flax_transformer import FlaxConfig
+from autoshard.experiments.workloads.optax_training import adamw, optax_state_spec, optax_step
 
 AXES: dict[tuple[str, str], tuple[str, ...]] = {
     ("tokens", "embedding"): ("vocab", "embed"),
@@ -79,25 +80,19 @@ class Program:
 
     def __init__(self, config: FlaxConfig) -> None:
         self._config = config
-        self._optimizer = optax.adamw(config.learning_rate, b2=0.95, eps=1e-5)
+        self._optimizer = adamw(config.learning_rate)
         abstract = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
         self._graphdef, params = nnx.split(abstract, nnx.Param)
         self._abstract_params = nnx.to_pure_dict(params)
 
     def train_step(self, state: PyTree, batch: PyTree) -> tuple[PyTree, jax.Array]:
         """``(state, batch) -> (state, loss)``; the state has ``params`` and ``optimizer``."""
+        return optax_step(self._loss, self._optimizer, state, batch)
 
-        def loss_fn(params: PyTree) -> jax.Array:
-            logits = nnx.merge(self._graphdef, params)(batch["tokens"])
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
-            return jnp.mean(losses)
-
-        # optax relies on implicit promotion, which a user may have switched off.
-        with jax.numpy_dtype_promotion("standard"):
-            loss, grads = jax.value_and_grad(loss_fn)(state["params"])
-            updates, optimizer = self._optimizer.update(grads, state["optimizer"], state["params"])
-            params = optax.apply_updates(state["params"], updates)
-        return {"params": params, "optimizer": optimizer}, loss
+    def _loss(self, params: PyTree, batch: PyTree) -> jax.Array:
+        logits = nnx.merge(self._graphdef, params)(batch["tokens"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
+        return jnp.mean(losses)
 
     def init_state(self, seed: int) -> PyTree:
         """A fresh state, its weights drawn by Flax's own initialisers."""
@@ -112,11 +107,4 @@ class Program:
             return ArraySpec(leaf.shape, AXES[path[-2].key, path[-1].key], str(leaf.dtype))
 
         params = jax.tree_util.tree_map_with_path(spec, self._abstract_params)
-        optimizer = optax.tree_map_params(
-            self._optimizer,
-            lambda _, weight: weight,
-            jax.eval_shape(self._optimizer.init, self._abstract_params),
-            params,
-            transform_non_params=lambda leaf: ArraySpec((), (), str(leaf.dtype)),
-        )
-        return {"params": params, "optimizer": optimizer}
+        return optax_state_spec(self._optimizer, self._abstract_params, params)

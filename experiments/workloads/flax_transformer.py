@@ -9,7 +9,7 @@ from autoshard.errors import InputError
 from autoshard.experiments.arrays import ArraySpec, PyTree, fill
 from autoshard.experiments.experts import TRAIN_RULES, experts_of
 from autoshard.experiments.workloads.llama import batch_spec
-from autoshard.experiments.workloads.workload import TOLERANCE, Workload, configured
+from autoshard.experiments.workloads.workload import TOLERANCE, Workload, configured, missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,7 @@ def flax_transformer(size: str = "tiny", **overrides: object) -> Workload:
         # Here, not at the top: these libraries are an extra.
         from autoshard.experiments.workloads.flax_model import Program
     except ImportError as error:
-        raise InputError(
-            f"workload 'flax_transformer' needs a package that is not installed: {error.name}",
-            fix="pip install 'autoshard[flax]'",
-        ) from error
+        raise missing("flax_transformer", "flax", error) from error
     program = Program(config)
     state, batch = program.state_spec(), batch_spec(config.batch, config.seq, config.vocab)
     arguments, results = (state, batch), (state, ArraySpec((), ()))

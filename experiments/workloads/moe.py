@@ -8,7 +8,7 @@ letters: B sequences, S positions, D model width, F hidden width, X experts, C c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,6 +115,10 @@ SIZES: Mapping[str, MoeConfig] = {
 }
 
 
+ExpertsMlp = Callable[[MoeConfig, Weights, jax.Array], tuple[jax.Array, jax.Array]]
+"""The experts of a layer on ``x`` [B, S, D]: their output [B, S, D], the load-balancing loss."""
+
+
 def route(config: MoeConfig, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Which token goes where in which expert.
 
@@ -157,12 +161,14 @@ def moe_mlp(config: MoeConfig, layer: Weights, x: jax.Array) -> tuple[jax.Array,
     return jnp.einsum("bsxc,xbcd->bsd", combine.astype(x.dtype), outputs), balance
 
 
-def forward(config: MoeConfig, params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(
+    config: MoeConfig, experts_mlp: ExpertsMlp, params: Any, tokens: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Logits [B, S, vocab] of ``tokens`` [B, S], and the layers' mean load-balancing loss."""
 
     def layer_fn(x: jax.Array, layer: Weights) -> tuple[jax.Array, jax.Array]:
         x = x + self_attention(layer, rms_norm(x, layer["attention_norm"]), config.rope_theta)
-        y, balance = moe_mlp(config, layer, rms_norm(x, layer["mlp_norm"]))
+        y, balance = experts_mlp(config, layer, rms_norm(x, layer["mlp_norm"]))
         return x + y, balance
 
     x = jnp.take(params["embed"], tokens, axis=0).astype(config.dtype)
@@ -190,9 +196,16 @@ def layer_spec(config: MoeConfig) -> dict[str, ArraySpec]:
 def moe(size: str = "tiny", **overrides: object) -> Workload:
     """A train step of the decoder with experts: ``(state, batch) -> (state, loss)``."""
     config = configured("moe", SIZES, size, overrides)
+    return train("moe", size, config, moe_mlp, "Adam step of a decoder with top-2 routed experts")
+
+
+def train(
+    name: str, size: str, config: MoeConfig, experts_mlp: ExpertsMlp, description: str
+) -> Workload:
+    """A train step of the decoder around one way to run its experts."""
 
     def loss_fn(params: Any, batch: Any) -> jax.Array:
-        logits, balance = forward(config, params, batch["tokens"])
+        logits, balance = forward(config, experts_mlp, params, batch["tokens"])
         return cross_entropy(logits, batch["targets"]) + config.balance_weight * balance
 
     layers = stacked(layer_spec(config), config.layers)
@@ -201,7 +214,7 @@ def moe(size: str = "tiny", **overrides: object) -> Workload:
     arguments = (state, batch_spec(config.batch, config.seq, config.vocab))
     results = (state, ArraySpec((), ()))
     return Workload(
-        name="moe",
+        name=name,
         size=size,
         config=config,
         fn=adam_step(loss_fn),
@@ -209,6 +222,6 @@ def moe(size: str = "tiny", **overrides: object) -> Workload:
         results=results,
         donate_argnums=(0,),
         experts=experts_of(MOE_RULES, arguments, results),
-        description="Adam step of a decoder with top-2 routed experts",
+        description=description,
         source=config.source,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from autoshard.errors import UnknownNameError
+from autoshard.errors import InputError, UnknownNameError
 from autoshard.experiments.arrays import PyTree, fill, structs
 from autoshard.experiments.experts import Expert
 
@@ -103,3 +103,17 @@ def configured(workload: str, sizes: Mapping[str, C], size: str, overrides: Mapp
                 f"workload {workload!r} has no option {name!r}", fix=f"known: {', '.join(known)}"
             )
     return replace(sizes[size], **overrides)
+
+
+def missing(workload: str, extra: str, error: ImportError) -> InputError:
+    """What to say when a workload's library is not installed.
+
+    Args:
+        workload: Its name.
+        extra: The optional extra of this distribution that brings the library.
+        error: What the import raised.
+    """
+    return InputError(
+        f"workload {workload!r} needs a package that is not installed: {error.name}",
+        fix=f"pip install 'autoshard[{extra}]'",
+    )
