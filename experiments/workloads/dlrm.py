@@ -100,12 +100,11 @@ def mlp(layers: Any, x: jax.Array) -> jax.Array:
 
 def look_up(tables: jax.Array, ids: jax.Array) -> jax.Array:
     """The rows [B, N, H, D] of ``tables`` [N, R, D] that ``ids`` [B, N, H] name."""
-    return jax.vmap(lambda table, of_table: table[of_table], (0, 1), 1)(tables, ids)
+    rows: jax.Array = jax.vmap(lambda table, of_table: table[of_table], (0, 1), 1)(tables, ids)
+    return rows
 
 
-def click_logits(
-    config: DlrmConfig, params: Any, large_rows: jax.Array, batch: Any
-) -> jax.Array:
+def click_logits(config: DlrmConfig, params: Any, large_rows: jax.Array, batch: Any) -> jax.Array:
     """One logit per example [B], given its rows of the large tables [B, N, H, D]."""
     bottom = mlp(params["bottom"], batch["dense"])
     small = [

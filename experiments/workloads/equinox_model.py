@@ -19,7 +19,6 @@ AXES: dict[tuple[str, str], tuple[str, ...]] = {
     ("tokens_up", "weight"): ("mlp", "patches"),
     ("tokens_up", "bias"): ("mlp",),
     ("tokens_down", "weight"): ("patches", "mlp"),
-    ("tokens_down", "bias"): ("patches",),
     ("channels_up", "weight"): ("mlp", "embed"),
     ("channels_up", "bias"): ("mlp",),
     ("channels_down", "weight"): ("embed", "mlp"),
@@ -48,7 +47,8 @@ class Block(eqx.Module):
         width = config.width
         self.tokens_norm = eqx.nn.LayerNorm(width)
         self.tokens_up = eqx.nn.Linear(patches, config.tokens_hidden, key=keys[0])
-        self.tokens_down = eqx.nn.Linear(config.tokens_hidden, patches, key=keys[1])
+        # Its bias would move all channels of a patch alike, which the next norm takes away again.
+        self.tokens_down = eqx.nn.Linear(config.tokens_hidden, patches, use_bias=False, key=keys[1])
         self.channels_norm = eqx.nn.LayerNorm(width)
         self.channels_up = eqx.nn.Linear(width, config.channels_hidden, key=keys[2])
         self.channels_down = eqx.nn.Linear(config.channels_hidden, width, key=keys[3])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -25,11 +27,14 @@ def logits_of(config: LstmConfig, tokens: jax.Array) -> jax.Array:
     """Logits ``[batch, seq, vocab]`` of ``tokens`` ``[batch, seq]``; to be transformed by Haiku."""
     x = hk.Embed(config.vocab, config.width, name="embed")(tokens)
     core = hk.DeepRNN([hk.LSTM(config.width) for _ in range(config.layers)])
-    outputs, _ = hk.dynamic_unroll(
-        core, x, core.initial_state(tokens.shape[0]), time_major=False
-    )
+    outputs, _ = hk.dynamic_unroll(core, x, core.initial_state(tokens.shape[0]), time_major=False)
     logits: jax.Array = hk.Linear(config.vocab, name="head")(outputs)
     return logits
+
+
+def transformed(config: LstmConfig) -> Any:
+    """The pair of functions ``init(key, tokens)`` and ``apply(params, tokens)``."""
+    return hk.without_apply_rng(hk.transform(lambda tokens: logits_of(config, tokens)))
 
 
 class Program:
@@ -40,7 +45,7 @@ class Program:
     """
 
     def __init__(self, config: LstmConfig) -> None:
-        self._model = hk.without_apply_rng(hk.transform(lambda tokens: logits_of(config, tokens)))
+        self._model = transformed(config)
         self._optimizer = adamw(config.learning_rate)
         self._tokens = jax.ShapeDtypeStruct((config.batch, config.seq), jnp.int32)
         self._abstract_params = jax.eval_shape(self._model.init, jax.random.key(0), self._tokens)

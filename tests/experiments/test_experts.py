@@ -30,8 +30,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"layers": 2, "seq": 8},
     "llama_unrolled": {"layers": 1, "seq": 8},
     "moe": {"layers": 1, "seq": 8, "remat": False},
+    "moe_ragged": {"layers": 1, "seq": 8, "remat": False},
+    "llama_prefill": {"layers": 1},
     "llama_decode": {"layers": 1, "seq": 8},
     "flax_transformer": {"layers": 1, "seq": 8},
+    "equinox_mixer": {"layers": 1},
+    "haiku_lstm": {"layers": 1},
+    "dlrm": {},
 }
 CASES = [(name, expert) for name in WORKLOADS for expert in make(name).experts]
 
@@ -125,6 +130,30 @@ def test_decoding_splits_the_cache_by_heads_first_and_by_sequences_after() -> No
 def test_experts_of_a_mixture_go_to_the_model_axis() -> None:
     state, _ = make("moe").experts["ep"].in_shardings(MESHES[1])
     assert state.params["layers"]["w_up"] == P(None, "model", "data")
+
+
+def test_positions_of_a_prompt_go_to_the_model_axis() -> None:
+    params, cache, tokens, _ = make("llama_prefill").experts["cp"].in_shardings(MESHES[1])
+    assert tokens == P("data", "model")
+    assert cache["k"] == P(None, "data")
+    assert params["layers"]["wq"] == P()
+
+
+@pytest.mark.parametrize(
+    ("expert", "large"),
+    [
+        ("dp", P()),
+        ("table", P(("data", "model"))),
+        ("row", P(None, ("data", "model"))),
+        ("column", P(None, None, ("data", "model"))),
+        ("table_row", P("data", "model")),
+    ],
+)
+def test_large_embedding_tables_are_split_and_small_ones_are_not(expert: str, large: P) -> None:
+    params, batch = make("dlrm").experts[expert].in_shardings(MESHES[1])
+    assert params["large_tables"] == large
+    assert set(params["small_tables"]) == {P()}
+    assert batch["large_ids"] == P(("data", "model"))
 
 
 def test_a_dimension_that_no_axis_divides_stays_whole() -> None:

@@ -19,13 +19,26 @@ from autoshard.experiments.arrays import structs
 from autoshard.experiments.timing import Stepper
 from autoshard.experiments.workloads import WORKLOADS, Workload, make
 from autoshard.experiments.workloads.attention import attend, rope
+from autoshard.experiments.workloads.dlrm import click_logits, look_up
 from autoshard.experiments.workloads.llama import forward
 from autoshard.experiments.workloads.moe import MoeConfig, route
 from autoshard.experiments.workloads.training import Adam, TrainState
 
 Compile = Callable[[Any], Any]
-TRAINED = ("mlp", "llama", "llama_unrolled", "moe", "flax_transformer")
-PUBLISHED = (("llama", "8b"), ("llama", "70b"), ("moe", "8x7b"), ("llama_decode", "8b"))
+TRAINED = (
+    *("mlp", "llama", "llama_unrolled", "moe", "flax_transformer"),
+    *("moe_ragged", "dlrm", "equinox_mixer", "haiku_lstm"),
+)
+PUBLISHED = (
+    *(("llama", "8b"), ("llama", "70b"), ("moe", "8x7b"), ("llama_decode", "8b")),
+    *(("moe_ragged", "8x7b"), ("llama_prefill", "8b"), ("dlrm", "criteo1t")),
+    *(("equinox_mixer", "b16"), ("haiku_lstm", "zaremba-large")),
+)
+LIBRARIES = {
+    "flax_transformer": "flax",
+    "equinox_mixer": "equinox",
+    "haiku_lstm": "haiku",
+}
 
 
 def lowered(workload: Workload) -> Any:
@@ -197,6 +210,60 @@ def test_routing_places_tokens_as_a_queue_at_each_expert_would() -> None:
     assert float(balance) == pytest.approx(4 * float(first @ gates.mean((0, 1))), rel=1e-5)
 
 
+def test_experts_with_room_for_all_and_experts_of_sorted_tokens_agree(
+    quick_compile: Compile,
+) -> None:
+    roomy, ragged = make("moe", layers=1, capacity_factor=4.0), make("moe_ragged", layers=1)
+    state, batch = ragged.init(0)
+    assert roomy.config.capacity >= roomy.config.seq  # no token can be dropped
+    expected_state, expected_loss = quick_compile(jax.jit(roomy.fn).lower(state, batch))(
+        state, batch
+    )
+    got_state, loss = quick_compile(lowered(ragged))(state, batch)
+    assert float(loss) == pytest.approx(float(expected_loss), rel=1e-5)
+    for a, b in zip(jax.tree.leaves(got_state.m), jax.tree.leaves(expected_state.m), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * float(jnp.max(jnp.abs(b))))
+
+
+def test_prefill_and_then_decoding_give_the_logits_of_the_whole_forward_pass(
+    quick_compile: Compile,
+) -> None:
+    filling = make("llama_prefill", batch=3, seq=8, prompt=6)
+    decoding = make("llama_decode", batch=3, seq=8)
+    params, cache, _, _ = filling.init(0)
+    tokens = jax.random.randint(jax.random.key(0), (3, 8), 0, filling.config.vocab, jnp.int32)
+    expected = jax.jit(forward, static_argnums=0)(filling.config, params, tokens)
+    lengths = jnp.array([6, 2, 5], jnp.int32)
+    cache, logits = quick_compile(lowered(filling))(params, cache, tokens[:, :6], lengths)
+    at = expected[jnp.arange(3), lengths - 1]
+    np.testing.assert_allclose(logits, at, rtol=0, atol=1e-5)
+    step = quick_compile(lowered(decoding))
+    for position in (6, 7):
+        cache, logits = step(params, cache, tokens[:, position], jnp.int32(position))
+        np.testing.assert_allclose(logits, expected[:, position], rtol=0, atol=1e-5)
+
+
+def test_a_step_along_the_rows_named_is_that_along_the_whole_gradient(
+    quick_compile: Compile,
+) -> None:
+    workload = make("dlrm", rows=16)  # so that rows are named more than once
+    params, batch = workload.init(0)
+
+    def loss_fn(params: Any) -> jax.Array:
+        rows = look_up(params["large_tables"], batch["large_ids"])
+        logits = click_logits(workload.config, params, rows, batch)
+        return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, batch["clicks"]))
+
+    expected_loss, grads = quick_compile(jax.jit(jax.value_and_grad(loss_fn)).lower(params))(params)
+    moved, loss = quick_compile(jax.jit(workload.fn).lower(params, batch))(params, batch)
+    assert float(loss) == pytest.approx(float(expected_loss), rel=1e-6)
+    for path, grad in jax.tree.leaves_with_path(grads):
+        before, after = (dict(jax.tree.leaves_with_path(p))[path] for p in (params, moved))
+        np.testing.assert_allclose(
+            after, before - workload.config.learning_rate * grad, rtol=0, atol=1e-6
+        )
+
+
 @pytest.mark.parametrize(
     ("name", "size", "parameters"),
     [
@@ -205,7 +272,9 @@ def test_routing_places_tokens_as_a_queue_at_each_expert_would() -> None:
         ("llama", "70b", 70_553_706_496),
         ("llama_unrolled", "8b", 8_030_261_248),
         ("llama_decode", "8b", 8_030_261_248),
+        ("llama_prefill", "8b", 8_030_261_248),
         ("moe", "8x7b", 46_702_792_704),
+        ("moe_ragged", "8x7b", 46_702_792_704),
     ],
 )
 def test_published_sizes_have_the_published_number_of_weights(
@@ -216,6 +285,17 @@ def test_published_sizes_have_the_published_number_of_weights(
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights)) == parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "millions"),
+    [("equinox_mixer", "b16", 59), ("haiku_lstm", "zaremba-large", 66)],
+)
+def test_published_sizes_have_about_as_many_weights_as_their_papers_say(
+    name: str, size: str, millions: int
+) -> None:
+    weights = jax.tree.leaves(make(name, size).args[0]["params"])
+    assert sum(math.prod(leaf.shape) for leaf in weights) // 1_000_000 == millions
+
+
 def test_bfloat16_computation_stays_near_float32(quick_compile: Compile) -> None:
     workloads = [make("llama", layers=1, dtype=dtype) for dtype in ("float32", "bfloat16")]
     exact, rounded = (quick_compile(lowered(w))(*w.init(0))[1] for w in workloads)
@@ -223,7 +303,7 @@ def test_bfloat16_computation_stays_near_float32(quick_compile: Compile) -> None
     assert float(rounded) != float(exact)
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "flax_transformer"])
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in LIBRARIES])
 def test_our_own_models_do_without_implicit_promotion(name: str) -> None:
     workload = make(name)
     with jax.numpy_dtype_promotion("strict"):
@@ -256,6 +336,8 @@ def test_an_unknown_name_is_refused_with_those_known(
     [
         ("llama", {"kv_heads": 3}, "8 query heads are not a multiple of 3 key/value heads"),
         ("moe", {"experts": 1}, "a token cannot go to 2 of 1 experts"),
+        ("llama_prefill", {"prompt": 64}, "prompts of 64 positions do not fit into a cache of 32"),
+        ("equinox_mixer", {"patch": 5}, "an image of 32 pixels does not split into patches of 5"),
         ("flax_transformer", {"heads": 7}, "a width of 64 does not split into 7 heads"),
     ],
 )
@@ -267,11 +349,20 @@ def test_a_contradictory_configuration_is_refused(
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "library"),
+    [
+        ("flax_transformer", "flax_model", "flax"),
+        ("flax_transformer", "flax_model", "optax"),
+        ("equinox_mixer", "equinox_model", "equinox"),
+        ("haiku_lstm", "haiku_model", "haiku"),
+    ],
+)
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, model: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "autoshard.experiments.workloads.flax_model", raising=False)
-    monkeypatch.setitem(sys.modules, "optax", None)
-    with pytest.raises(InputError, match="not installed: optax") as caught:
-        make("flax_transformer")
-    assert caught.value.fix == "pip install 'autoshard[flax]'"
+    monkeypatch.delitem(sys.modules, f"autoshard.experiments.workloads.{model}", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(InputError, match=f"not installed: {library}") as caught:
+        make(name)
+    assert caught.value.fix == f"pip install 'autoshard[{LIBRARIES[name]}]'"
