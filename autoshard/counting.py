@@ -9,20 +9,20 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from autoshard.graph import ALIASES, Rule
-from autoshard.program import MATERIALS, REGION_OPS, Value, terminator
+from autoshard.program import MATERIALS, REGION_OPS, Value, is_token, shape_of, terminator
 
 
 def flops_of(operation: ir.Operation, rule: Rule | None) -> float:
     """FLOP of one unsharded execution; a multiply-add counts two, any other element one."""
     if operation.name == "stablehlo.dot_general" and rule is not None:
         return 2.0 * math.prod(rule.sizes)
-    out = sum(math.prod(ir.RankedTensorType(v.type).shape) for v in operation.results)
+    out = sum(math.prod(shape_of(v)) for v in operation.results if not is_token(v))
     if operation.name == "stablehlo.convolution":
         return _convolution_flops(operation)
     if operation.name in REGION_OPS or operation.name in ALIASES | MATERIALS:
         return 0.0
     if len(operation.regions) and len(operation.operands):
-        return float(math.prod(ir.RankedTensorType(operation.operands[0].type).shape))
+        return float(math.prod(shape_of(operation.operands[0])))
     return float(out)
 
 

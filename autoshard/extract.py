@@ -14,18 +14,25 @@ from autoshard.counting import combiner_of, flops_of, trip_count
 from autoshard.errors import InputError
 from autoshard.graph import ALIASES, FactorKind, Graph, Op, Rule, Tensor
 from autoshard.program import (
+    MANUAL,
     MATERIALS,
     MAX_FREE_DEPTH,
     REGION_OPS,
     Boundary,
     Value,
+    arrays,
+    is_token,
     main_block,
+    shape_of,
     source_of,
+    target_of,
     terminator,
     walk,
 )
+from autoshard.rules import rule_for
 from autoshard.shardings import MeshShape, Sharding, loosened, splitting, to_partition_spec
 from autoshard.traps import BEYOND_RULES, whole_factors
+from autoshard.written import collective_of
 
 _BITS = {"i1": 8, "complex<f32>": 64, "complex<f64>": 128, "tf32": 32, "index": 64}
 
@@ -51,7 +58,8 @@ def extract(
     """
     with module.context:
         add_rules(module)
-        return _Reader(module, mesh).read(tuple(arguments), tuple(results), tuple(ties))
+        reader = _Reader(mesh, _single_devices(module))
+        return reader.read(main_block(module), tuple(arguments), tuple(results), tuple(ties))
 
 
 def add_rules(module: ir.Module) -> None:
@@ -64,8 +72,8 @@ def add_rules(module: ir.Module) -> None:
 class _Reader:
     """The walk: MLIR values to ids, regions to returned values, loops to trip counts."""
 
-    def __init__(self, module: ir.Module, mesh: MeshShape) -> None:
-        self.module, self.mesh = module, mesh
+    def __init__(self, mesh: MeshShape, single_devices: frozenset[str]) -> None:
+        self.mesh, self.single_devices = mesh, single_devices
         self.values: list[Tensor] = []
         self.ids: dict[Value, int] = {}
         self.depth: dict[int, int] = {}  # free values: length of the chain to a constant
@@ -77,19 +85,21 @@ class _Reader:
 
     def read(
         self,
+        block: ir.Block,
         arguments: tuple[Boundary, ...],
         results: tuple[Boundary, ...],
         ties: tuple[tuple[int, int], ...],
     ) -> Graph:
-        block = main_block(self.module)
         argument_ids = tuple(
-            self._value(a, -1, position) for position, a in enumerate(block.arguments)
+            self._value(a, -1, position) for position, a in enumerate(arrays(block.arguments))
         )
+        for token in (a for a in block.arguments if is_token(a)):
+            self._value(token, -1, -1)
         operations = list(walk(block))
         for index, (parent, region, operation) in enumerate(operations):
             self._op(index, parent, region, operation)
         ops = tuple(self._with_returned(op, operations[op.index][2]) for op in self.ops)
-        result_ids = tuple(self.ids[v] for v in terminator(block).operands)
+        result_ids = tuple(self.ids[v] for v in arrays(terminator(block).operands))
         return Graph(
             ops=ops,
             values=tuple(self.values),
@@ -116,7 +126,8 @@ class _Reader:
     def _op(self, index: int, parent: int, region: int, operation: ir.Operation) -> None:
         name = operation.name
         operands = tuple(self.ids[v] for v in operation.operands)
-        rule = self._rule(operation)
+        given = rule_for(operation)
+        rule = given or self._rule(operation)
         fixed = self._fixed(operation)
         around = self.trips[parent]
         body_trips = around
@@ -155,8 +166,28 @@ class _Reader:
                 combiner=combiner_of(operation),
                 fixed=fixed,
                 source=source_of(operation),
+                target=target_of(operation),
+                piecewise=given is not None,
+                on_one_device=self._is_on_one_device(operation),
+                collective=collective_of(operation, self.mesh),
+                body=self._body(operation),
             )
         )
+
+    def _body(self, operation: ir.Operation) -> Graph | None:
+        """What one device runs of a ``shard_map``."""
+        if operation.name != MANUAL:
+            return None
+        block = operation.regions[0].blocks[0]
+        arguments = tuple(Boundary("") for _ in arrays(block.arguments))
+        results = tuple(Boundary("") for _ in arrays(terminator(block).operands))
+        return _Reader(self.mesh, self.single_devices).read(block, arguments, results, ())
+
+    def _is_on_one_device(self, operation: ir.Operation) -> bool:
+        if "sdy.sharding" not in operation.attributes:
+            return False
+        named = re.findall(r"@([\w.$-]+)", str(operation.attributes["sdy.sharding"]))
+        return any(name in self.single_devices for name in named)
 
     def _with_returned(self, op: Op, operation: ir.Operation) -> Op:
         if op.name not in REGION_OPS:
@@ -207,10 +238,9 @@ class _Reader:
             sides = []
             for side in ("in_shardings", "out_shardings"):
                 per_value = sdy.TensorShardingPerValueAttr(operation.attributes[side])
-                read = [self._closed(sdy.TensorShardingAttr(s)) for s in per_value.shardings]
-                if any(s is None for s in read):
-                    return None
-                sides.append(tuple(s for s in read if s is not None))
+                sides.append(
+                    tuple(self._named(sdy.TensorShardingAttr(s)) for s in per_value.shardings)
+                )
             return sides[0], sides[1]
         return None
 
@@ -229,9 +259,15 @@ class _Reader:
     def _closed(self, attribute: sdy.TensorShardingAttr) -> Sharding | None:
         """The sharding prescribed; None if it leaves everything open.
 
-        Where it leaves a dimension open, that dimension gets the axes named and no more. Axes of
-        size one are left out.
+        Where it leaves a dimension open, that dimension gets the axes named and no more.
         """
+        named = self._named(attribute)
+        dimensions = [sdy.DimensionShardingAttr(d) for d in attribute.dimension_shardings]
+        is_open = not any(d.axes for d in dimensions) and not all(d.is_closed for d in dimensions)
+        return None if is_open else named
+
+    def _named(self, attribute: sdy.TensorShardingAttr) -> Sharding:
+        """The axes that a sharding names; those of size one are left out."""
         dimensions = [sdy.DimensionShardingAttr(d) for d in attribute.dimension_shardings]
         sharding = tuple(tuple(sdy.AxisRefAttr(a).name for a in d.axes) for d in dimensions)
         for axis in (a for dim in sharding for a in dim):
@@ -241,9 +277,18 @@ class _Reader:
                     f"which the mesh ({self.mesh}) does not have",
                     fix="use the mesh that autoshard was given in with_sharding_constraint",
                 )
-        if not any(sharding) and not all(d.is_closed for d in dimensions):
-            return None
         return splitting(sharding, self.mesh)
+
+
+def _single_devices(module: ir.Module) -> frozenset[str]:
+    """Names of the module's meshes that are one device, on which JAX puts callbacks into Python."""
+    meshes = [op.operation for op in module.body.operations if op.operation.name == "sdy.mesh"]
+    return frozenset(
+        str(ir.StringAttr(mesh.attributes["sym_name"]).value)
+        for mesh in meshes
+        if list(sdy.MeshAttr(mesh.attributes["mesh"]).device_ids)
+        and not list(sdy.MeshAttr(mesh.attributes["mesh"]).axes)
+    )
 
 
 def _is_alias(
@@ -254,6 +299,8 @@ def _is_alias(
 
 
 def _type(type_: ir.Type) -> tuple[tuple[int, ...], str, int]:
+    if not isinstance(type_, ir.RankedTensorType):
+        return (), "token", 0
     tensor = ir.RankedTensorType(type_)
     shape = tuple(tensor.shape)
     dtype = str(tensor.element_type)
@@ -294,8 +341,7 @@ def _elementwise(operation: ir.Operation) -> Rule | None:
     """A rule for ops of the CHLO dialect that work element by element, which Shardy leaves out."""
     if not operation.name.startswith("chlo.") or len(operation.regions):
         return None
-    shapes = {tuple(ir.RankedTensorType(v.type).shape) for v in operation.operands}
-    shapes |= {tuple(ir.RankedTensorType(v.type).shape) for v in operation.results}
+    shapes = {shape_of(v) for v in (*operation.operands, *operation.results)}
     if len(shapes) != 1:
         return None
     shape = shapes.pop()

@@ -16,6 +16,8 @@ from autoshard.shardings import Sharding
 
 FactorKind = Literal["pass", "reduction", "replicated", "permutation"]
 
+WrittenKind = Literal["all_gather", "all_reduce", "all_to_all", "permute", "reduce_scatter"]
+
 ALIASES = frozenset({"stablehlo.optimization_barrier"})
 """Ops whose results are their operands, one to one (as is a constraint that says nothing)."""
 
@@ -96,6 +98,26 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenCollective:
+    """A collective that the program itself contains, inside a ``shard_map``.
+
+    Attributes:
+        kind: Which one.
+        axes: The mesh axes along which its groups extend.
+        devices: How many devices are in a group.
+        dim: The dimension that is gathered, scattered or split.
+    """
+
+    kind: WrittenKind
+    axes: tuple[str, ...]
+    devices: int
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} over {'*'.join(self.axes)} of {self.devices} along {self.dim}"
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operation.
 
@@ -116,6 +138,13 @@ class Op:
         combiner: For a reduction or scatter, the op in its body, e.g. ``stablehlo.add``.
         fixed: Shardings of operands and results that the program itself prescribes.
         source: ``file.py:line`` of the user's code that made it.
+        target: Of a custom call, what it calls.
+        piecewise: Whether each device runs it on its own pieces, inside a manual computation,
+            instead of leaving it to XLA how to split it.
+        on_one_device: Whether one device alone runs it and sends its results to the others (a
+            callback into Python).
+        collective: What it sends, if it is a collective (in a ``shard_map``).
+        body: Of a ``shard_map``, the program of one device, with local shapes.
     """
 
     index: int
@@ -132,6 +161,11 @@ class Op:
     combiner: str
     fixed: tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None
     source: str
+    target: str = ""
+    piecewise: bool = False
+    on_one_device: bool = False
+    collective: WrittenCollective | None = None
+    body: Graph | None = None
 
     @property
     def is_alias(self) -> bool:
@@ -145,12 +179,16 @@ class Op:
 
     @property
     def details(self) -> str:
-        """What else a plan depends on: rule, combiner, a loop's rounds in a call, prescriptions."""
+        """What else a plan depends on: rule, combiner, a loop's rounds in a call and the like."""
         parts = {
             "by": self.rule,
             "with": self.combiner,
             "rounds": self.body_trips if self.name == "stablehlo.while" else None,
             "fixed": self.fixed,
+            "calls": self.target,
+            "piecewise": self.piecewise,
+            "sends": self.collective,
+            "runs": None if self.body is None else self.body.fingerprint(),
         }
         return "".join(f" {word} {part}" for word, part in parts.items() if part)
 

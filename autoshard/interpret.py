@@ -32,7 +32,7 @@ from autoshard.pricing import (
     partial_bytes,
     work_of,
 )
-from autoshard.program import Boundary
+from autoshard.program import MANUAL, Boundary
 from autoshard.reshard import layouts
 from autoshard.shardings import MeshShape, Sharding, local_bytes, loosened, replicated, splitting
 
@@ -52,7 +52,11 @@ def interpret(
     }
     final = _result_shardings(graph, mesh, sharding)
     moves = moves_of(graph, priced.resharder, ops, sharding, final)
-    placed = [*_reductions(graph, priced, mesh, model, choices), *moves.collectives]
+    placed = [
+        *_reductions(graph, priced, mesh, model, choices),
+        *_written(graph, priced),
+        *moves.collectives,
+    ]
     left_out = uncounted(graph, _weights(graph, products, placed))
     collectives = tuple(replace(c, trips=0) if b in left_out else c for b, c in placed)
     counted = [
@@ -116,7 +120,7 @@ def _is_product(
     A dot whose local operands are two vectors, or are not summed over, becomes a multiplication and
     a sum (``AlgebraicSimplifier`` in XLA, seen in programs that jax 0.10.2 compiles for CPU).
     """
-    if plan.name == "stablehlo.convolution":
+    if plan.name in ("stablehlo.convolution", MANUAL):
         return True
     if plan.name != "stablehlo.dot_general":
         return False
@@ -183,23 +187,24 @@ def _op_plan(
             else tuple(replicated(len(graph.values[v].shape)) for v in op.operands)
         )
         return OpPlan(
-            op.index,
-            op.name,
-            op.source,
-            shapes,
-            (),
-            wanted,
-            results,
-            None,
-            (),
-            op.trips,
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            0,
+            index=op.index,
+            name=op.name,
+            source=op.source,
+            shapes=shapes,
+            factors=(),
+            operands=wanted,
+            results=results,
+            partial=None,
+            reduced=(),
+            piecewise=False,
+            trips=op.trips,
+            flops=0.0,
+            hbm_bytes=0.0,
+            compute_s=0.0,
+            hbm_s=0.0,
+            seconds=0.0,
+            reduce_s=0.0,
+            nbytes=0,
         )
     node, choice = priced.nodes[node_number], choices[node_number]
     strategies = node.strategies
@@ -217,6 +222,7 @@ def _op_plan(
     if strategies.scattered[choice]:
         gone = set(reduced[0])
         partial = tuple(tuple(a for a in d if a not in gone) for d in results[0])
+    body = priced.bodies.get(op.index)
     return OpPlan(
         index=op.index,
         name=op.name,
@@ -227,11 +233,12 @@ def _op_plan(
         results=results,
         partial=partial,
         reduced=reduced,
+        piecewise=op.piecewise and bool(factors),
         trips=op.trips,
-        flops=float(work.flops[choice]),
-        hbm_bytes=float(work.hbm_bytes[choice]),
-        compute_s=float(model.compute_s(work)[choice]),
-        hbm_s=float(model.hbm_s(work)[choice]),
+        flops=float(work.flops[choice]) if body is None else body.flops,
+        hbm_bytes=float(work.hbm_bytes[choice]) if body is None else body.hbm_bytes,
+        compute_s=float(model.compute_s(work)[choice]) if body is None else body.compute_s,
+        hbm_s=float(model.hbm_s(work)[choice]) if body is None else body.hbm_s,
         seconds=float(node.seconds[choice]),
         reduce_s=float(node.reduce_s[choice]),
         nbytes=sum(
@@ -301,6 +308,31 @@ def _reductions(
                 dtype=graph.values[op.results[0]].dtype,
                 why=f"partial results of {op.kind} #{op.index}",
                 source=op.source,
+            )
+            found.append(((op.parent, op.region), collective))
+    return found
+
+
+def _written(graph: Graph, priced: Priced) -> list[tuple[Block, PlannedCollective]]:
+    """The collectives that the program contains itself, in the bodies of its ``shard_map``s."""
+    found = []
+    for index, cost in priced.bodies.items():
+        op = graph.ops[index]
+        for sent in cost.collectives:
+            written = sent.op.collective
+            assert written is not None
+            collective = PlannedCollective(
+                kind=written.kind,
+                axes=written.axes,
+                devices=written.devices,
+                nbytes=sent.nbytes,
+                trips=sent.trips * op.trips,
+                seconds=sent.seconds,
+                op=index,
+                value=op.results[0] if op.results else op.operands[0],
+                dtype=sent.dtype,
+                why=f"written in the shard_map #{index}",
+                source=sent.op.source,
             )
             found.append(((op.parent, op.region), collective))
     return found

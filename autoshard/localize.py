@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoshard.graph import Graph, Op, Tensor
 from autoshard.local import (
@@ -70,6 +70,9 @@ class _Expander:
             self.decisions.arguments if self.decisions else [None] * len(graph.arguments)
         )
         params = tuple(self._name(v, s) for v, s in zip(graph.arguments, arguments, strict=True))
+        for tensor in graph.values:
+            if tensor.op < 0 and tensor.id not in graph.arguments:
+                self._name(tensor.id, None)  # a token, which holds nothing
         results = (
             self.decisions.results if self.decisions else [self._whole(v) for v in graph.results]
         )
@@ -111,10 +114,17 @@ class _Expander:
         if op.name in REGION_OPS:
             self._regions(op, inputs, results)
             return
+        if op.body is not None and self.decisions is not None:
+            self._body(op, op.body, inputs, results)
+            return
         natural = partial or results
         outputs = tuple(self._name(v, s) for v, s in zip(op.results, natural, strict=True))
         sides, dims = self._sides(op), _reduced(op)
-        self._add(LocalOp(op.kind, inputs, outputs, op.index, dims=dims, sides=sides))
+        if op.collective is None:
+            self._add(LocalOp(op.kind, inputs, outputs, op.index, dims=dims, sides=sides))
+        else:
+            kind, axes, dims = op.collective.kind, op.collective.axes, (op.collective.dim,)
+            self._add(LocalOp(kind, inputs, outputs, op.index, axes=axes, dims=dims))
         for group in reduced:
             kind, dims = "all_reduce", ()
             if partial is not None:
@@ -160,6 +170,44 @@ class _Expander:
         operands += tuple(v for v in read if v not in operands)
         if outputs:
             self._add(LocalOp(op.kind, operands, outputs, op.index, blocks=tuple(blocks)))
+
+    def _body(
+        self, op: Op, body: Graph, inputs: tuple[int, ...], results: Sequence[Sharding]
+    ) -> None:
+        """Put the program of a ``shard_map`` in the place of the op; all of it counts as the op."""
+        inner = localize(body, MeshShape((), ()), None)
+        source = (*op.results, *op.operands)[0]
+        here: dict[int, int] = dict(zip(inner.main.params, inputs, strict=True))
+
+        def value_of(value: int) -> int:
+            if value not in here:
+                here[value] = len(self.values)
+                self.values.append(replace(inner.values[value], source=source))
+                self.layouts.append(replicated(len(inner.values[value].shape)))
+            return here[value]
+
+        def block_of(block: LocalBlock) -> LocalBlock:
+            return LocalBlock(
+                tuple(map(value_of, block.params)),
+                tuple(map(op_of, block.ops)),
+                tuple(map(value_of, block.returned)),
+            )
+
+        def op_of(inside: LocalOp) -> LocalOp:
+            return replace(
+                inside,
+                inputs=tuple(map(value_of, inside.inputs)),
+                outputs=tuple(map(value_of, inside.outputs)),
+                op=op.index,
+                blocks=tuple(map(block_of, inside.blocks)),
+            )
+
+        placed = block_of(inner.main)
+        for inside in placed.ops:
+            self._add(inside)
+        for value, sharding, local in zip(op.results, results, placed.returned, strict=True):
+            made = self._name(value, sharding)
+            self._add(LocalOp("optimization_barrier", (local,), (made,), op.index))
 
     def _whole(self, value: int) -> Sharding:
         return replicated(len(self.graph.values[value].shape))

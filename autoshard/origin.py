@@ -110,7 +110,10 @@ def pack(module: ir.Module) -> tuple[str, bool]:
 
 
 def _is_splat(operation: ir.Operation) -> bool:
-    value = operation.attributes["value"]
+    try:
+        value = operation.attributes["value"]
+    except TypeError:  # the bindings do not know constants of complex numbers
+        return False
     return isinstance(value, ir.DenseElementsAttr) and value.is_splat
 
 

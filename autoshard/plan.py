@@ -74,6 +74,7 @@ class OpPlan:
         results: Sharding each result has.
         partial: Sharding the result has before a reduce-scatter; None if there is none.
         reduced: Groups of mesh axes over which partial results are combined, one after another.
+        piecewise: Whether each device runs it on its own pieces, in a manual computation.
         trips: How often it runs in one call.
         flops: On one device, one execution [FLOP].
         hbm_bytes: Memory traffic of one execution [bytes].
@@ -93,6 +94,7 @@ class OpPlan:
     results: tuple[Sharding, ...]
     partial: Sharding | None
     reduced: tuple[tuple[str, ...], ...]
+    piecewise: bool
     trips: int
     flops: float
     hbm_bytes: float

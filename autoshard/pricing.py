@@ -9,6 +9,7 @@ them by an edge back to the argument.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,7 @@ from autoshard.cost_models.protocol import CostModel, MeshAxis, Work
 from autoshard.errors import InputError
 from autoshard.fusion import Fusion, fuse
 from autoshard.graph import Graph, Op, Tensor
+from autoshard.manual import BodyCost, body_cost
 from autoshard.problem import FORBIDDEN, Problem
 from autoshard.program import REGION_OPS
 from autoshard.reads import place
@@ -69,6 +71,7 @@ class Priced:
         maker: Per value, (node, position among that node's values); (-1, 0) for free values.
         fusion: The fusion model's outcome the bytes were counted with.
         resharder: Prices and paths of reshards.
+        bodies: By the index of a ``shard_map``, what its body costs.
     """
 
     problem: Problem
@@ -77,6 +80,7 @@ class Priced:
     maker: tuple[tuple[int, int], ...]
     fusion: Fusion
     resharder: Resharder
+    bodies: Mapping[int, BodyCost]
 
 
 def price(
@@ -116,6 +120,21 @@ def work_of(graph: Graph, op: Op, strategies: Strategies, fusion: Fusion, mesh: 
     return Work(
         op.name, dtype, op.flops / strategies.splits, traffic, matmul_sizes(op, strategies, mesh)
     )
+
+
+def whole_work(graph: Graph, op: Op, fusion: Fusion) -> Work:
+    """What one device does for one execution of ``op`` that nothing splits."""
+    nowhere = MeshShape((), ())
+    whole = np.zeros(1, np.int64)  # the only layout there is
+    strategies = Strategies(
+        factor_axes=(((),) * len(op.rule.sizes if op.rule is not None else ()),),
+        operands=(whole,) * len(op.operands),
+        results=(whole,) * len(op.results),
+        splits=np.ones(1),
+        reduced=((),),
+        scattered=np.zeros(1, np.bool_),
+    )
+    return work_of(graph, op, strategies, fusion, nowhere)
 
 
 def _touched(graph: Graph, op: Op, value: int) -> float:
@@ -164,6 +183,7 @@ class _Builder:
         self.edges: list[tuple[int, int]] = []
         self.matrices: list[NDArray[np.int64]] = []
         self.moved: list[tuple[int, NDArray[np.int64]]] = []
+        self.bodies: dict[int, BodyCost] = {}
         self.known: dict[object, NDArray[np.int64]] = {}
         self.hubs: dict[tuple[int, tuple[int, int]], int] = {}
         self.free_layouts: dict[tuple[tuple[int, ...], bool], NDArray[np.int64]] = {}
@@ -192,6 +212,7 @@ class _Builder:
             maker=tuple(self.maker),
             fusion=self.fusion,
             resharder=self.resharder,
+            bodies=self.bodies,
         )
 
     def _is_free(self, op: Op) -> bool:
@@ -271,6 +292,10 @@ class _Builder:
             seconds = self.model.op_s(work)
         else:  # fused into what reads it: its work counts, starting a kernel does not
             seconds = np.maximum(self.model.compute_s(work), self.model.hbm_s(work))
+        reduce_s = self._reduce_s(op, strategies)
+        if op.body is not None:
+            cost = self.bodies[op.index] = body_cost(op.body, self.mesh, self.model, whole_work)
+            seconds, reduce_s = np.array([cost.seconds]), np.array([cost.communication_s])
         self._add(
             Node(
                 "op",
@@ -279,7 +304,7 @@ class _Builder:
                 strategies.results,
                 strategies,
                 seconds,
-                self._reduce_s(op, strategies),
+                reduce_s,
             )
         )
 
@@ -463,16 +488,18 @@ def partial_bytes(
     graph: Graph, op: Op, strategies: Strategies, mesh: MeshShape, compiler: str
 ) -> NDArray[np.float64]:
     """Bytes on one device of the partial result before it is combined, ``[S]``."""
-    tensor = graph.values[op.results[0]]
-    size = sent_bytes(tensor.nbytes, tensor.dtype, compiler)
-    pieces = layouts(len(tensor.shape), mesh).local_bytes(tensor.shape, size)
+    size = np.zeros(len(strategies))
+    for value, ids in zip(op.results, strategies.results, strict=True):
+        tensor = graph.values[value]
+        nbytes = sent_bytes(tensor.nbytes, tensor.dtype, compiler)
+        size += layouts(len(tensor.shape), mesh).local_bytes(tensor.shape, nbytes)[ids]
     undo = np.array(
         [
             mesh.size(groups[0]) if scattered else 1
             for groups, scattered in zip(strategies.reduced, strategies.scattered, strict=True)
         ]
     )
-    return np.asarray(pieces[strategies.results[0]] * undo, np.float64)
+    return np.asarray(size * undo, np.float64)
 
 
 def _whole(seconds: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ shardings, normalize to the same ops in the same order; :func:`walk` numbers the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -22,6 +22,9 @@ Value: TypeAlias = "ir.Value[Any]"
 
 REGION_OPS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 """Ops whose regions hold ops of the program; any other region is part of its op."""
+
+MANUAL = "sdy.manual_computation"
+"""A ``shard_map``: its body is the program of one device, with collectives of its own."""
 
 TERMINATORS = frozenset({"stablehlo.return", "func.return", "sdy.return"})
 
@@ -134,6 +137,28 @@ def walk(
                     index += 1
 
 
+def target_of(operation: ir.Operation) -> str:
+    """The target of a custom call; empty for other ops."""
+    if operation.name != "stablehlo.custom_call":
+        return ""
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+
+
+def shape_of(value: Value) -> tuple[int, ...]:
+    """Sizes of a value, major to minor; a token has none."""
+    return () if is_token(value) else tuple(ir.RankedTensorType(value.type).shape)
+
+
+def is_token(value: Value) -> bool:
+    """Whether a value only orders effects and holds nothing."""
+    return not isinstance(value.type, ir.RankedTensorType)
+
+
+def arrays(values: Iterable[Value]) -> list[Value]:
+    """The values that are no tokens; JAX puts tokens before the arrays of a program."""
+    return [value for value in values if not is_token(value)]
+
+
 def terminator(block: ir.Block) -> ir.Operation:
     """The op that ends a block and names the values it gives back."""
     return block.operations[len(block.operations) - 1].operation
@@ -168,7 +193,7 @@ def _inline(block: ir.Block, functions: dict[str, ir.Operation]) -> None:
             for result, value in zip(operation.results, end.operation.operands, strict=True):
                 result.replace_all_uses_with(value)
             operation.erase()
-        elif operation.name in REGION_OPS:
+        elif operation.name in REGION_OPS or operation.name == MANUAL:
             for region in operation.regions:
                 _inline(region.blocks[0], functions)
 
@@ -185,6 +210,8 @@ def _simplify(block: ir.Block) -> bool:
         if _is_dead(operation):
             operation.erase()
             continue
+        if operation.name == MANUAL:
+            changed |= _simplify(operation.regions[0].blocks[0])
         if operation.name not in REGION_OPS:
             continue
         used = [any(True for _ in result.uses) for result in operation.results]

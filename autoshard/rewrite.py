@@ -16,16 +16,19 @@ from jax.extend.mlir.dialects import sdy
 
 from autoshard.errors import PlanMismatchError
 from autoshard.extract import add_rules, read_rule
+from autoshard.piecewise import run_piecewise
 from autoshard.plan import OpPlan, Plan
 from autoshard.program import (
     MATERIALS,
     REGION_OPS,
     TERMINATORS,
+    arrays,
     carry_captures,
+    is_token,
     main_block,
     normalize,
+    operations,
     terminator,
-    walk,
 )
 from autoshard.shardings import Sharding
 
@@ -52,7 +55,7 @@ def rewrite(module: ir.Module, plan: Plan) -> None:
         if writer.index != writer.count:
             raise _mismatch(f"it has {writer.index} ops, the plan {writer.count}")
         carry_captures(main_block(module), constrain=True)
-        for _, _, operation in walk(main_block(module)):
+        for operation in operations(main_block(module)):
             if "sdy.sharding_rule" in operation.attributes:
                 del operation.attributes["sdy.sharding_rule"]
 
@@ -80,9 +83,12 @@ class _Writer:
 
     def program(self, block: ir.Block) -> None:
         """The body of ``main``."""
-        for argument, boundary in zip(block.arguments, self.plan.arguments, strict=True):
+        for argument, boundary in zip(arrays(block.arguments), self.plan.arguments, strict=True):
             self._number(argument)
             self.shardings[argument] = boundary.sharding  # JAX wrote it on the argument
+        for token in (a for a in block.arguments if is_token(a)):
+            self._number(token)
+            self.shardings[token] = ()
         self._block(block, _planned(block), self.plan.result_shardings)
 
     def _block(
@@ -95,7 +101,8 @@ class _Writer:
             self._op(operation)
         if returned is not None:
             end = terminator(block)
-            for position, wanted in enumerate(returned):
+            first = len(end.operands) - len(returned)  # tokens come before a program's results
+            for position, wanted in enumerate(returned, first):
                 self._read(end, position, wanted)
 
     def _op(self, operation: ir.Operation) -> None:
@@ -115,6 +122,13 @@ class _Writer:
             self._read(operation, position, wanted)
         if operation.name in REGION_OPS:
             self._regions(operation, plan)
+        if plan.piecewise:
+            numbers = [self.numbers[value] for value in operation.results]
+            made_by = plan.results if plan.partial is None else (plan.partial,)
+            operation = run_piecewise(
+                operation, self.mesh, self.plan.mesh, plan.operands, made_by, plan.reduced
+            )
+            self.numbers.update(zip(operation.results, numbers, strict=True))
         for value, sharding in zip(operation.results, plan.results, strict=True):
             natural = plan.partial or sharding
             if operation.name == _STEP:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ class Enumerator:
     def of(self, op: Op) -> Strategies:
         """The strategies of ``op``; the first one runs it whole on every device."""
         shapes = tuple(self.graph.values[v].shape for v in (*op.operands, *op.results))
-        key = (op.name, op.rule, op.combiner, op.fixed, shapes)
+        key = (op.name, op.rule, op.combiner, op.fixed, op.piecewise, op.on_one_device, shapes)
         if key not in self._known:
             self._known[key] = self._build(op)
         return self._known[key]
@@ -90,10 +90,12 @@ class Enumerator:
         result_shapes = [values[v].shape for v in op.results]
         if op.fixed is not None:
             return self._single(op.fixed[0], op.fixed[1])
+        if op.on_one_device:
+            return self._sent_around(op)
         rule = op.rule
         if (
             rule is None
-            or op.name in UNSPLIT
+            or (op.name in UNSPLIT and not op.piecewise)
             or any(0 in shape for shape in (*operand_shapes, *result_shapes))
             or not _same_ranks(rule, operand_shapes, result_shapes)
         ):
@@ -128,6 +130,14 @@ class Enumerator:
             reduced=((),),
             scattered=np.zeros(1, np.bool_),
         )
+
+    def _sent_around(self, op: Op) -> Strategies:
+        """One device runs the op; XLA sums its results with the zeros of all the others."""
+        shapes = [self.graph.values[v].shape for v in (*op.operands, *op.results)]
+        whole = tuple(replicated(len(shape)) for shape in shapes)
+        alone = self._single(whole[: len(op.operands)], whole[len(op.operands) :])
+        axes = tuple(a for a, s in zip(self.mesh.names, self.mesh.sizes, strict=True) if s > 1)
+        return replace(alone, reduced=((axes,) if axes and op.results else (),))
 
     def _size(self, axes: tuple[str, ...]) -> int:
         """Product of the axes' sizes, looked up because it is asked for each factor of each row."""
@@ -218,11 +228,11 @@ class Enumerator:
         if rule.sizes[factor] <= 1:
             return False
         kind = rule.kinds[factor]
-        if kind == "reduction":
+        if kind == "reduction" and not op.piecewise:
             one_input = op.name != "stablehlo.reduce" or len(op.results) == 1
             body = op.name in ("stablehlo.reduce", "stablehlo.scatter")
             return op.name in REDUCING and one_input and (not body or op.combiner in COMBINERS)
-        return kind == "pass"
+        return kind == "pass" or (kind == "reduction" and op.piecewise)
 
     def _sharding(
         self,

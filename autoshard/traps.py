@@ -23,7 +23,6 @@ Mapping = tuple[tuple[tuple[int, ...], ...], ...]
 UNSPLIT = {
     "stablehlo.rng_bit_generator": "random bits must not depend on the sharding",
     "stablehlo.rng": "random bits must not depend on the sharding",
-    "stablehlo.fft": "XLA gathers an FFT whose batch dimensions are split",
 }
 """Ops that run whole on every device, and why."""
 

@@ -17,7 +17,18 @@ PACKAGE = ROOT / "autoshard"
 # A module may import modules of its own layer and of those above it in this list, never below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "table", "shardings"),
-    ("traps", "graph", "counting", "extract", "problem", "program", "signature", "pins"),
+    (
+        "traps",
+        "graph",
+        "counting",
+        "extract",
+        "problem",
+        "program",
+        "rules",
+        "written",
+        "signature",
+        "pins",
+    ),
     ("cost_models", "solvers", "passes"),
     (
         "reads",
@@ -31,10 +42,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memory",
         "fusion",
         "padding",
+        "manual",
         "strategies",
         "pricing",
     ),
-    ("origin", "plan", "plan_text", "rewrite", "execute"),
+    ("origin", "plan", "plan_text", "piecewise", "rewrite", "execute"),
     ("budget",),
     ("interpret", "moves"),
     ("planner",),
