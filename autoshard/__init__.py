@@ -7,9 +7,11 @@ from autoshard.errors import (
     InputError,
     PlanMismatchError,
     UnknownNameError,
+    UnknownOpWarning,
 )
 from autoshard.execute import Executable
 from autoshard.plan import Plan
+from autoshard.rules import Registration, register_rule
 from autoshard.search import Options
 from autoshard.validate import Validation
 
@@ -22,8 +24,11 @@ __all__ = [
     "Options",
     "Plan",
     "PlanMismatchError",
+    "Registration",
     "Sharded",
     "UnknownNameError",
+    "UnknownOpWarning",
     "Validation",
     "autoshard",
+    "register_rule",
 ]

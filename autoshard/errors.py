@@ -37,3 +37,7 @@ class InfeasibleError(AutoshardError, ValueError):
 
 class PlanMismatchError(AutoshardError, ValueError):
     """A plan that was made for another program or mesh."""
+
+
+class UnknownOpWarning(UserWarning):
+    """An op runs whole on every device because nobody said how it may be split."""

@@ -25,7 +25,7 @@ def may_pad(
     """Whether a factor may be split into uneven parts."""
     rule = op.rule
     assert rule is not None
-    if op.name not in PADDED:
+    if op.name not in PADDED or op.piecewise:
         return False
     for tensors, shapes in ((rule.operands, operand_shapes), (rule.results, result_shapes)):
         for tensor, shape in zip(tensors, shapes, strict=True):

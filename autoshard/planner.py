@@ -26,6 +26,7 @@ from autoshard.pricing import (
 from autoshard.program import Boundary, normalize
 from autoshard.shardings import MeshShape
 from autoshard.solvers import SOLVERS, Progress, Solver
+from autoshard.unknown import warn_of_unknown_ops
 
 
 def plan_module(
@@ -96,6 +97,7 @@ def plan_module(
         edges=len(priced.problem.edges),
         seconds=solution.seconds,
     )
+    warn_of_unknown_ops(graph, plan)
     return replace(
         plan,
         solver=report,

@@ -124,6 +124,11 @@ def register_rule(target: str, rule: str | RuleMaker) -> Registration:
             f"{target} cannot have a rule: it is no op on tensors that can be split by one",
             fix="give rules for the ops inside it",
         )
+    if "python" in target and "callback" in target:
+        raise InputError(
+            f"{target} calls back into Python, which checks that it gets whole arrays",
+            fix="call it inside jax.shard_map to have each device call it on its own piece",
+        )
     if isinstance(rule, str):
         parse(rule)
     elif not callable(rule):

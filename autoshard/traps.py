@@ -119,7 +119,11 @@ def _may_start_often(operation: ir.Operation) -> bool:
     if isinstance(start, ir.Block) or start.name != "stablehlo.constant":
         return False
     # As text, e.g. ``dense<-0.000000e+00>``: the bindings do not read every type as a number.
-    value = str(start.attributes["value"]).partition("dense<")[2].partition(">")[0]
+    try:
+        text = str(start.attributes["value"])
+    except TypeError:  # nor complex numbers at all
+        text = start.get_asm(use_local_scope=True)
+    value = text.partition("dense<")[2].partition(">")[0]
     return value == "false" or (value != "" and not set(value) - set("0.e+-(), "))
 
 

@@ -207,19 +207,21 @@ def test_indices_and_what_they_index_are_not_both_split_after_an_idle_axis() -> 
         assert both, "vocabulary and batch can be split at once"
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: jnp.fft.fft(x, axis=1).real,
-        lambda x: jax.random.bits(jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)), (16, 16)) + x,
-    ],
-    ids=["fft", "random"],
-)
-def test_some_ops_run_whole(fn: Any) -> None:
-    graph = graph_of(fn, np.ones((16, 16), np.float32))
-    named = ("fft", "rng_bit_generator")
-    for op in (op for op in graph.ops if op.kind in named):
-        assert len(strategies(graph, op)) == 1
+def test_bits_are_drawn_whole() -> None:
+    def fn(x: Any) -> Any:
+        key = jax.random.wrap_key_data(jnp.zeros(4, jnp.uint32), impl="rbg")
+        return jax.random.bits(key, (16, 16)) + x
+
+    graph = graph_of(fn, np.ones((16, 16), np.uint32))
+    (op,) = (op for op in graph.ops if op.kind == "rng_bit_generator")
+    assert len(strategies(graph, op)) == 1
+
+
+def test_only_the_batch_of_a_transform_is_split() -> None:
+    graph = graph_of(lambda x: jnp.fft.fft(x, axis=1).real, np.ones((16, 16), np.float32))
+    (op,) = (op for op in graph.ops if op.kind == "fft")
+    assert {r[0][0][1] for r in rows(graph, op)} == {()}
+    assert {r[0][0][0] for r in rows(graph, op)} == {(), ("a",), ("b",), ("a", "b")}
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("origin", "plan", "plan_text", "piecewise", "rewrite", "execute"),
     ("budget",),
     ("interpret", "moves"),
+    ("unknown",),
     ("planner",),
     ("validate", "report"),
     ("search",),
