@@ -14,7 +14,7 @@ from autoshard.graph import Graph, Op
 from autoshard.local import Decisions
 from autoshard.localize import localize
 from autoshard.memory import Footprint, footprint
-from autoshard.moves import moves_of
+from autoshard.moves import Moves, moves_of, value_name
 from autoshard.plan import (
     BoundaryPlan,
     MemoryHolder,
@@ -34,7 +34,15 @@ from autoshard.pricing import (
 )
 from autoshard.program import MANUAL, Boundary
 from autoshard.reshard import layouts
-from autoshard.shardings import MeshShape, Sharding, local_bytes, loosened, replicated, splitting
+from autoshard.shardings import (
+    MeshShape,
+    Sharding,
+    local_bytes,
+    loosened,
+    replicated,
+    splitting,
+)
+from autoshard.uneven import Uneven, uneven_of
 
 
 def interpret(
@@ -103,6 +111,7 @@ def interpret(
         uncounted_loops=tuple(
             graph.ops[i].source or f"{graph.ops[i].kind} #{i}" for i in graph.unknown_trips
         ),
+        uneven=_uneven(graph, priced, mesh, ops, sharding, final, moves),
         solver=SolverReport("", "", 0.0, 0.0, 0, 0, 0.0),
         memory_limit=None,
         planning_s=0.0,
@@ -110,6 +119,33 @@ def interpret(
         fingerprint=hashlib.sha256(f"{graph.fingerprint()} {mesh}".encode()).hexdigest(),
     )
     return found, memory
+
+
+def _uneven(
+    graph: Graph,
+    priced: Priced,
+    mesh: MeshShape,
+    ops: Sequence[OpPlan],
+    sharding: dict[int, Sharding],
+    final: tuple[Sharding, ...],
+    moves: Moves,
+) -> Uneven:
+    """What the plan splits unevenly, and what it leaves whole because the mesh does not divide."""
+    flops = {}
+    for op in ops:
+        ways = mesh.size(axis for _, axes in op.factors for axis in axes)
+        flops[op.index] = op.flops * op.trips, graph.ops[op.index].flops / ways * op.trips
+    return uneven_of(
+        graph,
+        mesh,
+        arguments=[sharding[v] for v in graph.arguments],
+        results=final,
+        made=sharding,
+        stored=priced.fusion.materialized,
+        copies=[(r.value, target) for r in moves.reshards for target in r.chain],
+        flops=flops,
+        name=lambda value: value_name(graph, value),
+    )
 
 
 def _is_product(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -245,11 +246,29 @@ class _Expander:
                 kind, axes, dim = step_of(self.layouts[current], target)
                 after = frame.made[key] = self._new(tensor, target)
                 self.roots[after], self.homes[after] = root, depth
+                moved = self._with_padding(current, after) if kind == "all_gather" else after
                 frame.ops.append(
-                    LocalOp(kind, (current,), (after,), reader, axes=axes, dims=(dim,))
+                    LocalOp(kind, (current,), (moved,), reader, axes=axes, dims=(dim,))
                 )
+                if moved != after:
+                    frame.ops.append(LocalOp("slice", (moved,), (after,), reader))
             current = frame.made[key]
         return current
+
+    def _with_padding(self, pieces: int, gathered: int) -> int:
+        """What an all-gather makes of padded pieces, before the padding is cut off."""
+        before, after = self.layouts[pieces], self.layouts[gathered]
+        piece, wanted = self.values[pieces], self.values[gathered]
+        shape = tuple(
+            part * self.mesh.size(old) // self.mesh.size(new)
+            for part, old, new in zip(piece.shape, before, after, strict=True)
+        )
+        if shape == wanted.shape:
+            return gathered
+        nbytes = wanted.nbytes * math.prod(shape) // max(1, math.prod(wanted.shape))
+        self.values.append(replace(wanted, shape=shape, nbytes=nbytes))
+        self.layouts.append(after)
+        return len(self.values) - 1
 
     def _place(self, value: int) -> tuple[int, int]:
         """What to reshard for a reader of ``value`` here, and the depth of the frame to do it in.

@@ -23,6 +23,7 @@ from autoshard.cost_models.protocol import CollectiveKind, CostModel
 from autoshard.errors import InputError, PlanMismatchError
 from autoshard.origin import Origin
 from autoshard.shardings import MeshShape, Sharding, local_shape, to_partition_spec
+from autoshard.uneven import Uneven
 
 if TYPE_CHECKING:
     from autoshard.execute import Placement
@@ -263,6 +264,7 @@ class Plan:
         holders: What holds memory at the peak, the largest first.
         uncounted_loops: Loops whose trip count the program does not state, by source line; every
             figure counts their bodies once.
+        uneven: Dimensions that the mesh does not divide.
         solver: How it was found.
         memory_limit: The limit it was found under [bytes per device]; None for none.
         planning_s: Time to extract, price and solve [s], without JAX's tracing and lowering.
@@ -285,6 +287,7 @@ class Plan:
     memory: tuple[MemoryPoint, ...]
     holders: tuple[MemoryHolder, ...]
     uncounted_loops: tuple[str, ...]
+    uneven: Uneven
     solver: SolverReport
     memory_limit: int | None
     planning_s: float
@@ -293,6 +296,11 @@ class Plan:
     origin: Origin | None = field(default=None, compare=False, repr=False)
     placement: Placement | None = field(default=None, compare=False, repr=False)
     means: Means | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some value on the way from arguments to results is split unevenly."""
+        return bool(self.uneven.padded)
 
     @property
     def argument_shardings(self) -> tuple[Sharding, ...]:

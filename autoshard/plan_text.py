@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autoshard.shardings import to_partition_spec
+from autoshard.uneven import uneven_text
 
 if TYPE_CHECKING:
     from autoshard.plan import BoundaryPlan, Plan
@@ -50,7 +51,7 @@ def plan_text(plan: Plan) -> str:
             )
         if len(dearest) > 12:
             lines.append(f"  … and {len(dearest) - 12} more")
-    return "\n".join(lines)
+    return "\n".join([*lines, *uneven_text(plan.uneven)])
 
 
 def _boundary_rows(rows: tuple[BoundaryPlan, ...]) -> list[str]:

@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "fusion",
         "padding",
         "manual",
+        "uneven",
         "strategies",
         "pricing",
     ),
