@@ -1,24 +1,30 @@
 """A rising lower bound: costs moved along edges, memory rows priced.
 
 Sequential tree-reweighted message passing (Kolmogorov, "Convergent tree-reweighted message passing
-for energy minimization", 2006), written as moving costs in place: what a node charges is shared out
-to its edges and collected again, and whatever all its states come to charge moves to the bound. All
-numbers are integers that never go negative, so the bound is proved at any moment, not only when the
+for energy minimization", 2006): what a node charges is shared out to its edges and collected again,
+and whatever all its states come to charge moves to the bound. All numbers are integers, and what an
+edge or node charges never goes negative, so the bound is proved at any moment, not only when the
 process has settled. Memory rows enter with prices (Lagrange multipliers).
+
+Nodes that look alike and are not linked to each other are visited together, which gives the same as
+one after another: see :mod:`autoshard.solvers.batches`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.solvers.batches import FORBIDDEN_FROM, Batch, batches_of
 from autoshard.solvers.network import INF, Ints, Network
 
 _ROOM = 1 << 56  # scaled costs, and prices times usages, each span less than this: both fit in INF
+
+_LEVEL = 16  # sweeps after which messages are brought back to the size they need
 
 
 @dataclass(slots=True)
@@ -30,54 +36,49 @@ class Dual:
         scale: Costs here are the network's times this.
         offset: Proved lower bound, scaled.
         prices: Per memory row, the scaled cost of one byte.
-        costs: Per node, what it charges now.
-        links: As in a network, but both directions are views of one array.
+        batches: The nodes, in the order of the sweeps.
+        costs: Per node, what it charges now; a view of its batch.
         floors: Per node and state, the best proved bound on choices with that state, scaled, above
-            the network's own offset.
-        order: Nodes in the order of the sweeps.
+            the network's own offset; a view of its batch.
+        messages: What was moved along edges, all in one array; batches know their places.
         impossible: Some node has no allowed state.
+        sweeps: How many there were.
     """
 
     net: Network
     scale: int
     offset: int
     prices: Ints
+    batches: tuple[Batch, ...]
     costs: dict[int, Ints]
-    links: dict[int, dict[int, Ints]]
     floors: dict[int, Ints]
-    order: tuple[int, ...]
+    messages: Ints
     impossible: bool = False
-    _forbidden: dict[int, dict[int, NDArray[np.bool_] | None]] = field(default_factory=dict)
+    sweeps: int = 0
 
     @classmethod
     def of(cls, net: Network) -> Dual:
         """Start from a network's own costs with all prices zero."""
         spread = 1 + sum(_largest(cost) for cost in net.costs.values())
-        spread += sum(
-            _largest(matrix) for i, row in net.links.items() for j, matrix in row.items() if i < j
-        )
+        largest: dict[int, int] = {}
+        for i, row in net.links.items():
+            for j, matrix in row.items():
+                if i < j:
+                    if id(matrix) not in largest:
+                        largest[id(matrix)] = _largest(matrix)
+                    spread += largest[id(matrix)]
         scale = max(1, 1 << min(30, int(math.log2(_ROOM)) - spread.bit_length()))
-        dual = cls(
+        batches, messages = batches_of(net, scale)
+        return cls(
             net=net,
             scale=scale,
             offset=net.offset * scale,
             prices=np.zeros(len(net.capacity), np.int64),
-            costs={i: np.where(cost < INF, cost * scale, INF) for i, cost in net.costs.items()},
-            links={i: {} for i in net.links},
-            floors={i: np.full(len(cost), -INF) for i, cost in net.costs.items()},
-            order=tuple(sorted(net.costs)),
+            batches=batches,
+            costs={n: row for b in batches for n, row in zip(b.nodes, b.costs, strict=True)},
+            floors={n: row for b in batches for n, row in zip(b.nodes, b.floors, strict=True)},
+            messages=messages,
         )
-        dual._forbidden = {i: {} for i in net.links}
-        for i, row in net.links.items():
-            for j, matrix in row.items():
-                if i < j:
-                    mask = matrix >= INF
-                    scaled = np.where(mask, INF, matrix * scale)
-                    dual.links[i][j], dual.links[j][i] = scaled, scaled.T
-                    has = bool(mask.any())
-                    dual._forbidden[i][j] = mask if has else None
-                    dual._forbidden[j][i] = mask.T if has else None
-        return dual
 
     @property
     def bound(self) -> int:
@@ -109,61 +110,63 @@ class Dual:
             cost[dead] = INF
             low = int(cost.min())
             self.offset += low
-            self.costs[node] = np.where(dead, INF, np.minimum(cost - low, INF))
+            self.costs[node][:] = np.where(dead, INF, np.minimum(cost - low, INF))
         self.prices = prices
 
     def sweep(self) -> None:
         """Visit all nodes once in each direction."""
-        place = {node: k for k, node in enumerate(self.order)}
-        for direction in (1, -1):
-            for node in self.order[::direction]:
-                self._visit(node, place, direction)
+        for batch in self.batches:
+            self._visit(batch, forward=True)
+        for batch in reversed(self.batches):
+            self._visit(batch, forward=False)
+        self.sweeps += 1
+        if self.sweeps % _LEVEL == 0:
+            for batch in self.batches:
+                batch.level(self.messages)
 
-    def _visit(self, node: int, place: dict[int, int], direction: int) -> None:
-        links = self.links[node]
-        lows = [matrix.min(axis=1) for matrix in links.values()]
-        total = self.costs[node]
-        for low in lows:
-            total = total + low
-        total = np.minimum(total, INF)
-        least = int(total.min())
-        if least >= INF:
+    def _visit(self, batch: Batch, *, forward: bool) -> None:
+        lows = [link.lows(self.messages) for link in batch.links]
+        total = batch.sum_of(lows)
+        least = total.min(axis=1)
+        if int(least.max()) >= INF:
             self.impossible = True
             return
-        self.offset += least
+        self.offset += sum(least.tolist())
         dead = total >= INF
-        total = total - least
+        total -= least[:, None]
         total[dead] = INF
         floor = np.where(dead, INF, total + (self.offset - self.net.offset * self.scale))
-        np.maximum(self.floors[node], floor, out=self.floors[node])
-        here = place[node]
-        ahead = sum((place[other] - here) * direction > 0 for other in links)
-        parts = max(ahead, len(links) - ahead, 1)
-        share = total // parts
-        forbidden = self._forbidden[node]
-        for (other, matrix), low in zip(links.items(), lows, strict=True):
-            give = share - low if (place[other] - here) * direction > 0 else -low
-            if give.any():
-                matrix += give[:, None]
-                mask = forbidden[other]
-                if mask is not None:
-                    np.putmask(matrix, mask, INF)
-        rest = total - share * ahead
+        np.maximum(batch.floors, floor, out=batch.floors)
+        parts, count = batch.shares(forward)
+        share = total // parts[:, None]
+        for link, low in zip(batch.links, lows, strict=True):
+            gives = link.ahead if forward else ~link.ahead
+            own = link.own + (np.where(gives[:, None], share, 0) - low)
+            own[dead] = INF
+            link.own[:] = own
+        rest = total - share * count[:, None]
         rest[dead] = INF
-        self.costs[node] = rest
+        batch.costs[:] = rest
 
     def decode(self) -> dict[int, int]:
         """A choice that the bound suggests: node after node, cheapest given those before."""
+        chosen = np.zeros(len(self.costs), np.int64)
         states: dict[int, int] = {}
-        for node in self.order:
-            total = self.costs[node]
-            for other, matrix in self.links[node].items():
-                total = total + (
-                    matrix[:, states[other]] if other in states else matrix.min(axis=1)
-                )
-            states[node] = int(total.argmin())
+        for batch in self.batches:
+            given = []
+            for link in batch.links:
+                known = link.at(self.messages, chosen)
+                if link.ahead.any():
+                    known = np.where(link.ahead[:, None], link.lows(self.messages), known)
+                given.append(known)
+            best = batch.sum_of(given).argmin(axis=1)
+            chosen[batch.start : batch.start + len(batch.nodes)] = best
+            states.update(zip(batch.nodes, best.tolist(), strict=True))
         return states
 
 
 def _largest(values: Ints) -> int:
     return int(np.where(values < INF, values, 0).max(initial=0))
+
+
+assert 2 * _ROOM < FORBIDDEN_FROM
