@@ -76,9 +76,7 @@ class Matrix:
             ``[n, S]``.
         """
         if self.columns is not None:
-            theirs = np.minimum.reduceat(
-                theirs[:, self.columns.order], self.columns.starts, axis=1
-            )
+            theirs = np.minimum.reduceat(theirs[:, self.columns.order], self.columns.starts, axis=1)
         count, kinds = len(theirs), self.core.shape[1]
         step = max(1, _CHUNK // max(1, count * kinds))
         charged = np.ascontiguousarray(theirs.T)
@@ -173,9 +171,7 @@ class Batch:
             low[(low >= FORBIDDEN_FROM) | ~link.ahead] = 0
             link.own[:] = np.where(alive, link.own - low[:, None], link.own)
             theirs = messages[link.far]
-            messages[link.far] = np.where(
-                theirs < FORBIDDEN_FROM, theirs + low[:, None], theirs
-            )
+            messages[link.far] = np.where(theirs < FORBIDDEN_FROM, theirs + low[:, None], theirs)
 
 
 def batches_of(net: Network, scale: int) -> tuple[tuple[Batch, ...], Ints]:
@@ -256,7 +252,7 @@ class _Interned:
     def number(self, matrix: Ints) -> int:
         known = self._by_id.get(id(matrix))
         if known is None:
-            digest = hashlib.sha256(np.ascontiguousarray(matrix)).digest()
+            digest = hashlib.sha256(matrix.tobytes()).digest()
             key = (matrix.shape, digest)
             if key not in self._by_content:
                 self._by_content[key] = len(self.matrices)

@@ -146,7 +146,7 @@ class Network:
     def add_link(self, i: int, j: int, matrix: Ints) -> None:
         """Add a matrix to the pair (i, j)."""
         if j in self.links[i]:
-            matrix = np.minimum(self.links[i][j] + matrix, INF)
+            matrix = self.memo(("sum",), _sum, self.links[i][j], matrix)
         self.set_link(i, j, matrix)
 
     def set_link(self, i: int, j: int, matrix: Ints) -> None:
@@ -183,10 +183,7 @@ class Network:
         self.costs[node] = self.costs[node][kept]
         self.add_cost(node, np.zeros(len(kept), np.int64))
         for other, matrix in list(self.links[node].items()):
-            rows = self.memo(
-                ("rows", kept.tobytes()), matrix, lambda m: np.ascontiguousarray(m[kept])
-            )
-            self.set_link(node, other, rows)
+            self.set_link(node, other, self.rows(matrix, kept))
         if node in self.segments:
             parts = self.segments.pop(node)
             for part in parts:
@@ -211,10 +208,16 @@ class Network:
                 return
         parts.append(Segment(first, end, usage))
 
+    def rows(self, matrix: Ints, chosen: NDArray[np.intp]) -> Ints:
+        """Some rows of a matrix."""
+        return self.memo(
+            ("rows", chosen.tobytes()), lambda m: np.ascontiguousarray(m[chosen]), matrix
+        )
+
     def normalise(self, i: int, j: int) -> None:
         """Move what an edge charges whole rows and columns to its nodes; drop it if empty."""
         matrix = self.links[i][j]
-        rows, columns, rest = self.memo(("normal",), matrix, self._normal)
+        rows, columns, rest = self.memo(("normal",), self._normal, matrix)
         if rest is None:
             self.drop_link(i, j)
         elif rest is not matrix:
@@ -224,30 +227,39 @@ class Network:
         if columns.any():
             self.add_cost(j, columns)
 
-    def memo(self, key: tuple[object, ...], matrix: Ints, make: Callable[[Ints], R]) -> R:
-        """``make(matrix)``, made once for a matrix that many edges share."""
-        if id(matrix) not in self._shared:
-            return make(matrix)
-        full = (*key, id(matrix))
+    def memo(self, key: tuple[object, ...], make: Callable[..., R], *matrices: Ints) -> R:
+        """``make(*matrices)``, made once for matrices that many edges share.
+
+        What is made of shared matrices is shared itself, so that what repeated layers have in
+        common stays one object however often it was changed, and is changed once.
+
+        Args:
+            key: All that the outcome depends on besides the matrices.
+            make: Makes it.
+            *matrices: What it is made of.
+        """
+        if not all(id(matrix) in self._shared for matrix in matrices):
+            return make(*matrices)
+        full = (*key, *map(id, matrices))
         if full not in self._memo:
-            made = make(matrix)
+            made = make(*matrices)
             for part in made if isinstance(made, tuple) else (made,):
                 if isinstance(part, np.ndarray) and part.ndim == 2:
                     self._share(part)
-            self._memo[full] = (matrix, made)
+            self._memo[full] = (matrices, made)
         result: R = self._memo[full][1]  # type: ignore[assignment]
         return result
 
     def _share(self, matrix: Ints) -> None:
         """Note that a matrix stands on many edges (and keep it, so its id stays its own)."""
         self._shared.add(id(matrix))
-        self._memo.setdefault(("kept", id(matrix)), (matrix, None))
+        self._memo.setdefault(("kept", id(matrix)), ((matrix,), None))
 
     def _transposed(self, matrix: Ints) -> Ints:
         if id(matrix) not in self._shared:
             return matrix.T
-        turned: Ints = self.memo(("transposed",), matrix, np.transpose)
-        self._memo.setdefault(("transposed", id(turned)), (turned, matrix))
+        turned: Ints = self.memo(("transposed",), np.transpose, matrix)
+        self._memo.setdefault(("transposed", id(turned)), ((turned,), matrix))
         return turned
 
     @staticmethod
@@ -261,6 +273,11 @@ class Network:
         if columns.any():
             rest = np.where(rest < INF, rest - columns, INF)
         return rows, columns, rest if rest.any() else None
+
+
+def _sum(first: Ints, second: Ints) -> Ints:
+    total: Ints = np.minimum(first + second, INF)
+    return total
 
 
 def _clean(values: Ints) -> tuple[int, int, Ints]:

@@ -11,6 +11,7 @@ state-dependent memory are minimised away only where the cheapest state is also 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,25 +80,47 @@ def drop_dominated(net: Network, node: int) -> None:
     if not 1 < states <= _MOST_STATES:
         return
     cost = net.costs[node]
+    hunger = [part.usage for part in net.segments.get(node, ())]
+    key = ("undominated", cost.tobytes(), *(usage.tobytes() for usage in hunger))
+
+    def undominated(*matrices: Ints) -> NDArray[np.bool_]:
+        sampled = [net.memo(("sampled",), _sampled_difference, m) for m in matrices]
+        return _undominated(cost, hunger, matrices, sampled)
+
+    keep = net.memo(key, undominated, *links.values())
+    if not keep.all():
+        net.restrict(node, keep)
+
+
+def _undominated(
+    cost: Ints, hunger: Sequence[Ints], matrices: Sequence[Ints], sampled: Sequence[Ints]
+) -> NDArray[np.bool_]:
+    """Which states of a node to keep.
+
+    Args:
+        cost: Its costs.
+        hunger: What it uses of memory rows.
+        matrices: Those of its edges.
+        sampled: Per matrix, how far one row is above another at least.
+    """
+    keep = np.ones(len(cost), bool)
     above = cost[:, None] - cost[None, :]  # above[s, t]: at least how far s can be above t
-    for part in net.segments.get(node, ()):
-        above = np.where(part.usage[:, None] <= part.usage[None, :], above, INF)
-    for matrix in links.values():
+    for usage in hunger:
+        above = np.where(usage[:, None] <= usage[None, :], above, INF)
+    for difference in sampled:
         if not _hopeful(above).any():
-            return
-        above = np.clip(above + net.memo(("sampled",), matrix, _sampled_difference), -INF, INF)
+            return keep
+        above = np.minimum(np.maximum(above + difference, -INF), INF)
     better, worse = np.nonzero(_hopeful(above))
     gain = cost[better] - cost[worse]
-    for matrix in links.values():
-        gain = np.clip(gain + _worst_difference(matrix, better, worse), -INF, INF)
+    for matrix in matrices:
+        gain = np.minimum(np.maximum(gain + _worst_difference(matrix, better, worse), -INF), INF)
         left = gain <= 0
         better, worse, gain = better[left], worse[left], gain[left]
-    keep = np.ones(states, bool)
     for s, t in zip(better.tolist(), worse.tolist(), strict=True):
         if keep[s]:
             keep[t] = False
-    if not keep.all():
-        net.restrict(node, keep)
+    return keep
 
 
 def _hopeful(above: Ints) -> NDArray[np.bool_]:
@@ -204,14 +227,19 @@ def _settle(net: Network, node: int) -> None:
 
 def _fold(net: Network, node: int, other: int) -> None:
     """Degree 1: the neighbour pays the best answer to each of its states."""
-    total = net.costs[node][:, None] + net.links[node][other]
-    best = total.argmin(axis=0)
+    cost = net.costs[node]
+
+    def answers(matrix: Ints) -> tuple[NDArray[np.intp], Ints]:
+        total = cost[:, None] + matrix
+        return total.argmin(axis=0), np.minimum(total.min(axis=0), INF)
+
+    best, least = net.memo(("answers", cost.tobytes()), answers, net.links[node][other])
 
     def undo(states: dict[int, int]) -> None:
         states[node] = int(best[states[other]])
 
     net.remove(node, undo)
-    net.add_cost(other, np.minimum(total.min(axis=0), INF))
+    net.add_cost(other, least)
 
 
 def _join(net: Network, node: int, left: int, right: int) -> None:
@@ -223,7 +251,10 @@ def _join(net: Network, node: int, left: int, right: int) -> None:
         states[node] = int(total.argmin())
 
     net.remove(node, undo)
-    net.add_link(left, right, min_plus(from_left + cost, to_right))
+    joined = net.memo(
+        ("joined", cost.tobytes()), lambda a, b: min_plus(a + cost, b), from_left, to_right
+    )
+    net.add_link(left, right, joined)
     net.normalise(left, right)
 
 
@@ -288,7 +319,7 @@ def merge(net: Network, node: int, other: int, state_of: NDArray[np.intp]) -> No
     net.remove(node, undo)
     net.add_cost(other, cost)
     for k, matrix in links.items():
-        net.add_link(other, k, np.ascontiguousarray(matrix[state_of]))
+        net.add_link(other, k, net.rows(matrix, state_of))
         net.normalise(other, k)
     for part in segments:
         net.add_segment(other, part.first, part.end, part.usage[state_of])
@@ -303,10 +334,10 @@ def _merge_tied(net: Network) -> set[int]:
         if node not in net.costs:
             continue
         for other, matrix in net.links[node].items():
-            tied = net.memo(("tied",), matrix, _tied)
+            tied = net.memo(("tied",), _tied, matrix)
             if tied is not None and len(net.links[other]) < len(net.links[node]):
                 # Where each follows from the other, the one with fewer edges moves.
-                back = net.memo(("tied",), net.links[other][node], _tied)
+                back = net.memo(("tied",), _tied, net.links[other][node])
                 if back is not None:
                     node, other, tied = other, node, back
             if tied is not None:

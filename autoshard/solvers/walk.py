@@ -44,6 +44,16 @@ class Walk:
         """Nothing is forbidden and every memory row has room."""
         return not (self.over > 0).any() and self.paid < INF
 
+    def _paid_by(self, block: set[int]) -> int:
+        """What the nodes of a block and all their edges pay."""
+        states, cost = self.states, 0
+        for node in block:
+            cost += int(self.net.costs[node][states[node]])
+            for other, matrix in self.net.links[node].items():
+                if other not in block or node < other:
+                    cost += int(matrix[states[node], states[other]])
+        return cost
+
     def local_costs(self, node: int) -> Ints:
         """What each state of a node would pay with its neighbours as they are."""
         cached = self._local.get(node)
@@ -160,14 +170,14 @@ class Walk:
         ran = Elimination.run(sub, buckets, deadline)
         if ran is None or ran[0] >= INF:
             return False
-        before, old = self.paid, {node: self.states[node] for node in inside}
+        before, old = self._paid_by(inside), {node: self.states[node] for node in inside}
         over_before = np.maximum(self.over, 0).sum()
         for node, state in ran[1].best().items():
             if state != old[node]:
                 self.move(node, state)
         self._local.clear()
         over = np.maximum(self.over, 0).sum()
-        after = self.paid
+        after = self._paid_by(inside)
         if over < over_before or (over == over_before and after < before):
             return True
         for node, state in old.items():
