@@ -311,18 +311,23 @@ def _rate(seconds_per_unit: float, digits: int) -> str:
 def _workloads(options: argparse.Namespace) -> int:
     from autoshard.experiments.workloads import WORKLOADS, make
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in WORKLOADS:
-        workload = make(name)
-        rows.append(
-            {"name": name, "description": workload.description, "experts": list(workload.experts)}
-        )
+        try:
+            workload = make(name)
+        except InputError as error:  # its library is not installed
+            rows.append({"name": name, "description": str(error), "experts": []})
+        else:
+            description, experts = workload.description, list(workload.experts)
+            rows.append({"name": name, "description": description, "experts": experts})
     if options.json:
         _print_json(rows)
     else:
         for row in rows:
-            print(f"{row['name']:18} {row['description']}")
-            print(f"{'':18} hand-made plans: {', '.join(row['experts'])}")
+            description = str(row["description"]).replace("\n", f"\n{'':19}")
+            print(f"{row['name']:18} {description}")
+            if row["experts"]:
+                print(f"{'':18} hand-made plans: {', '.join(row['experts'])}")
     return 0
 
 

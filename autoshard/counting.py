@@ -10,6 +10,7 @@ from jax.extend.mlir.dialects import stablehlo
 
 from autoshard.graph import ALIASES, Rule
 from autoshard.program import MATERIALS, REGION_OPS, Value, is_token, shape_of, terminator
+from autoshard.ragged import RAGGED_DOT, ragged_flops
 
 
 def flops_of(operation: ir.Operation, rule: Rule | None) -> float:
@@ -19,6 +20,8 @@ def flops_of(operation: ir.Operation, rule: Rule | None) -> float:
     out = sum(math.prod(shape_of(v)) for v in operation.results if not is_token(v))
     if operation.name == "stablehlo.convolution":
         return _convolution_flops(operation)
+    if operation.name == RAGGED_DOT:
+        return ragged_flops(operation)
     if operation.name in REGION_OPS or operation.name in ALIASES | MATERIALS:
         return 0.0
     if len(operation.regions) and len(operation.operands):

@@ -33,6 +33,7 @@ from autoshard.pricing import (
     work_of,
 )
 from autoshard.program import MANUAL, Boundary
+from autoshard.ragged import RAGGED_DOT
 from autoshard.reshard import layouts
 from autoshard.shardings import (
     MeshShape,
@@ -156,7 +157,7 @@ def _is_product(
     A dot whose local operands are two vectors, or are not summed over, becomes a multiplication and
     a sum (``AlgebraicSimplifier`` in XLA, seen in programs that jax 0.10.2 compiles for CPU).
     """
-    if plan.name in ("stablehlo.convolution", MANUAL):
+    if plan.name in ("stablehlo.convolution", RAGGED_DOT, MANUAL):
         return True
     if plan.name != "stablehlo.dot_general":
         return False

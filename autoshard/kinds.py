@@ -105,6 +105,9 @@ EXPENSIVE = frozenset(
 )
 """Kinds that are computed once and kept when several ops read them; others are computed again."""
 
+PRODUCTS = frozenset({"dot_general", "convolution", "ragged_dot"})
+"""Kinds of op that a matrix unit runs."""
+
 MATERIAL_KINDS = frozenset({"constant", "iota", "partition_id"})
 """Kinds whose results take no memory that is counted."""
 

@@ -16,6 +16,7 @@ from autoshard.cost_models.protocol import CostModel, MeshAxis, Work, wire_bytes
 from autoshard.fusion import Fusion, fuse
 from autoshard.graph import Graph, Op
 from autoshard.program import REGION_OPS
+from autoshard.ragged import RAGGED_DOT
 from autoshard.reshard import sent_bytes
 from autoshard.shardings import MeshShape
 
@@ -122,7 +123,7 @@ def _computes(op: Op) -> bool:
 
 def _is_product(op: Op, works: dict[int, Work]) -> bool:
     """Whether XLA runs an op as a product; see ``interpret``."""
-    if op.name == "stablehlo.convolution":
+    if op.name in ("stablehlo.convolution", RAGGED_DOT):
         return True
     if op.name != "stablehlo.dot_general":
         return False

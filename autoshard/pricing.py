@@ -20,6 +20,7 @@ from autoshard.cost_models.protocol import CostModel, MeshAxis, Work
 from autoshard.errors import InputError
 from autoshard.fusion import Fusion, fuse
 from autoshard.graph import Graph, Op, Tensor
+from autoshard.kinds import PRODUCTS
 from autoshard.manual import BodyCost, body_cost
 from autoshard.problem import FORBIDDEN, Problem
 from autoshard.program import REGION_OPS
@@ -157,12 +158,14 @@ def _written(graph: Graph, op: Op) -> float:
 def matmul_sizes(op: Op, strategies: Strategies, mesh: MeshShape) -> NDArray[np.int64] | None:
     """Local (batch, m, n, k) of a dot under each strategy."""
     rule = op.rule
-    if op.name != "stablehlo.dot_general" or rule is None or not strategies.factor_axes[0]:
+    products = ("dot_general", "ragged_dot")
+    if op.kind not in products or rule is None or not strategies.factor_axes[0]:
         return None
     groups = []
     lhs, rhs = ({f for dim in rule.operands[i] for f in dim} for i in (0, 1))
+    out = {f for dim in rule.results[0] for f in dim}
     for f in range(len(rule.sizes)):
-        side = 3 if rule.kinds[f] == "reduction" else 0 if f in lhs & rhs else 1 if f in lhs else 2
+        side = 3 if f not in out else 0 if f in lhs & rhs else 1 if f in lhs else 2
         groups.append(side)
     local = np.ones((len(strategies), 4), np.int64)
     for s, factor_axes in enumerate(strategies.factor_axes):
@@ -348,7 +351,7 @@ class _Builder:
                     if (value, wanted.tobytes()) not in seen:
                         seen.add((value, wanted.tobytes()))
                         block, trips, _ = place(graph, value, (op.parent, op.region), op.trips)
-                        product = op.kind in ("dot_general", "convolution")
+                        product = op.kind in PRODUCTS
                         hub = self.hubs.get((value, block)) if product else None
                         self._edge(value, number, wanted, trips, hub)
             elif node.kind == "carried" and graph.ops[node.op].name in REGION_OPS:
@@ -393,7 +396,7 @@ class _Builder:
         graph = self.graph
         readers: dict[tuple[int, tuple[int, int], int], set[int]] = {}
         for op in graph.ops:
-            if op.kind in ("dot_general", "convolution"):
+            if op.kind in PRODUCTS:
                 for value in op.operands:
                     if graph.values[value].shape and self.maker[value][0] >= 0:
                         block, trips, _ = place(graph, value, (op.parent, op.region), op.trips)

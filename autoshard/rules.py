@@ -27,6 +27,7 @@ from jax.extend.mlir import ir
 from autoshard.errors import InputError
 from autoshard.graph import ALIASES, FactorKind, Rule
 from autoshard.program import MATERIALS, REGION_OPS, is_token, shape_of, source_of, target_of
+from autoshard.ragged import RAGGED_DOT, ragged_formula
 
 Shape: TypeAlias = tuple[int, ...]
 RuleMaker: TypeAlias = Callable[[tuple[Shape, ...], tuple[Shape, ...]], str | None]
@@ -288,8 +289,9 @@ def _fft(operation: ir.Operation) -> str:
     return f"... {here} -> ... {there}"
 
 
-_BUILT_IN: Mapping[str, Callable[[ir.Operation], str]] = {
+_BUILT_IN: Mapping[str, Callable[[ir.Operation], str | None]] = {
     "stablehlo.fft": _fft,  # XLA gathers an FFT whose batch is split
+    RAGGED_DOT: ragged_formula,  # nor for these products
     "chlo.top_k": lambda _: "... n -> ... k, ... k",  # Shardy has no rule for it
 }
 """Rules of ops that run piecewise although nobody registered one."""

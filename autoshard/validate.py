@@ -25,6 +25,7 @@ import numpy as np
 from autoshard.cost_models.compiled import Collective, CompiledProgram, read_compiled
 from autoshard.cost_models.protocol import wire_bytes
 from autoshard.execute import Executable
+from autoshard.kinds import PRODUCTS
 from autoshard.plan import Plan, PlannedCollective
 from autoshard.plan_text import nbytes, seconds
 from autoshard.signature import ties
@@ -258,7 +259,7 @@ def disagreements(plan: Plan, program: CompiledProgram) -> tuple[Disagreement, .
     """Source lines on which plan and program differ by more than a hundredth, worst first."""
     flops: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for op in plan.ops:
-        if op.name in ("stablehlo.dot_general", "stablehlo.convolution"):
+        if op.name.partition(".")[2] in PRODUCTS:
             flops[op.source][0] += op.flops * op.trips
     for dot in program.flops_by_op:
         flops[dot.source][1] += dot.flops * dot.trips

@@ -97,6 +97,18 @@ def test_workloads_lists_every_program_with_its_hand_made_plans(
     assert "llama_decode" in capsys.readouterr().out
 
 
+def test_workloads_says_what_to_install_for_those_that_need_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "autoshard.experiments.workloads.haiku_model"
+    monkeypatch.delitem(sys.modules, model, raising=False)
+    monkeypatch.setitem(sys.modules, "haiku", None)
+    assert main(["workloads"]) == 0
+    shown = capsys.readouterr().out
+    assert "pip install 'autoshard[haiku]'" in shown
+    assert "MLP-Mixer" in shown
+
+
 FIGURES = {"flops", "collective_bytes", "peak_bytes", "step_s"}
 
 

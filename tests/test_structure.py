@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "extract",
         "problem",
         "program",
+        "ragged",
         "rules",
         "written",
         "signature",
