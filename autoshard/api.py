@@ -16,6 +16,7 @@ from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError
 from autoshard.execute import (
     Executable,
+    NotClosedError,
     ResultTree,
     Traced,
     flatten,
@@ -25,6 +26,7 @@ from autoshard.execute import (
     named,
     trace,
 )
+from autoshard.inside import can_constrain, constrained, meshes_of
 from autoshard.pins import Pins
 from autoshard.plan import Plan
 from autoshard.rewrite import rewrite
@@ -35,6 +37,7 @@ from autoshard.signature import (
     Call,
     Convention,
     Signature,
+    array_type,
     call_key,
     split,
 )
@@ -50,8 +53,11 @@ class Sharded:
 
     Called like the function, it plans and compiles on the first call with arguments of some
     structure, shapes and types, and moves arguments to where the plan wants them. Called inside a
-    JAX transformation (``grad``, ``vmap``, ``jit``, ``scan``) it is the plain function under
-    ``jax.jit``: where its arrays live is then decided by the caller's arrays or program.
+    JAX transformation (``grad``, ``vmap``, ``jit``, ``scan``) it is the function with the planned
+    shardings constrained at its boundary; what is in between is left to XLA. It is the plain
+    function under ``jax.jit`` where such constraints mean nothing: in the body of a ``shard_map``,
+    in a program laid out on another mesh, with sizes that are not known yet, and where it uses
+    arrays or named axes of the transformation other than its arguments.
 
     Attributes:
         mesh: The mesh it runs over.
@@ -124,6 +130,24 @@ class Sharded:
         call = split(self.convention, args, kwargs)
         return self._executable(call, call_key(self.convention, call))
 
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """What ``jax.jit`` traces of such a call: the function between its planned shardings."""
+        call = split(self.convention, args, kwargs)
+        signature = Signature.of(self.convention, call)
+
+        def inside(*arrays: Any) -> Any:
+            given, keywords = signature.arguments_of(arrays)
+            return self(*given, **keywords)
+
+        inside.__name__ = inside.__qualname__ = self._name
+        return jax.jit(inside).trace(*(leaf.abstract for leaf in signature.arguments))
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and types of the result of such a call, as ``jax.eval_shape``; nothing is run."""
+        call = split(self.convention, args, kwargs)
+        traced = self._traced_for(call, call_key(self.convention, call))
+        return traced.result_tree.fill([leaf.abstract for leaf in traced.results])
+
     def cost_analysis(self, *args: Any, **kwargs: Any) -> Any:
         """What XLA says such a call costs on one device."""
         return self.compile(*args, **kwargs).cost_analysis()
@@ -157,6 +181,13 @@ class Sharded:
         )
 
     def _call(self, call: Call) -> Any:
+        config: Any = jax.config  # its options are not declared
+        if config.jax_disable_jit:  # step by step, for looking at
+            signature = Signature.of(self.convention, call)
+            args, kwargs = signature.arguments_of(
+                [call.leaves[i] for i in signature.array_positions]
+            )
+            return self._fn(*args, **kwargs)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves)
         if traced or is_tracing(self.mesh):
             return self._transformed(call)
@@ -183,8 +214,32 @@ class Sharded:
                 signature = Signature.of(self.convention, call)
                 self._inner[key] = signature, *flatten(self._fn, signature)
         signature, flat, seen = self._inner[key]
-        values = flat(*(call.leaves[i] for i in signature.array_positions))
-        return seen[0].fill(values)
+        values = [call.leaves[i] for i in signature.array_positions]
+        around = meshes_of(values)
+        plan = self._plan_inside(call, key) if can_constrain(self.mesh, around) else None
+        if plan is None:
+            outputs = flat(*values)
+            return seen[0].fill(outputs)
+        traced = self._traced_for(call, key)
+        outputs = constrained(
+            flat,
+            values,
+            (signature.arguments, plan.argument_shardings),
+            (traced.results, plan.result_shardings),
+            traced.auto_mesh,
+            around,
+        )
+        return seen[0].fill(outputs)
+
+    def _plan_inside(self, call: Call, key: Hashable) -> Plan | None:
+        """The plan for a call inside a transformation; None if there can be no plan."""
+        shapes = (array_type(leaf).shape for leaf in call.leaves if array_type(leaf) is not None)
+        if not all(isinstance(size, int) for shape in shapes for size in shape):
+            return None  # symbolic sizes, as jax.export has them
+        try:
+            return self._plan(call, key)
+        except NotClosedError:
+            return None
 
     def _traced_for(self, call: Call, key: Hashable) -> Traced:
         with self._lock:
@@ -233,6 +288,14 @@ class Lowered:
     def as_text(self) -> str:
         """The StableHLO module with its shardings."""
         return str(module_of(self.lowered))
+
+    def compiler_ir(self, dialect: str = "stablehlo") -> Any:
+        """The module with its shardings, as ``jax.stages.Lowered.compiler_ir``."""
+        return self.lowered.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """What XLA says the whole program costs before it is split over devices."""
+        return self.lowered.cost_analysis()
 
     def compile(self) -> Executable:
         """Compile for the devices of the mesh."""

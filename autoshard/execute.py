@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import linecache
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,10 @@ from autoshard.signature import (
     settings,
     split,
 )
+
+
+class NotClosedError(InputError):
+    """A function that means something only inside the JAX transformation around it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -114,6 +119,21 @@ def is_tracing(mesh: Mesh) -> bool:
         return True
 
 
+@contextmanager
+def mesh_set(mesh: Mesh) -> Iterator[None]:
+    """The mesh that functions are traced and lowered under, also inside a transformation.
+
+    ``jax.disable_jit`` is about running functions; what is only traced is traced whole.
+    """
+    with jax.disable_jit(False):
+        if is_tracing(mesh):
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                yield
+        else:
+            with jax.set_mesh(mesh):
+                yield
+
+
 def flatten(
     fn: Callable[..., Any], signature: Signature
 ) -> tuple[Callable[..., tuple[Any, ...]], list[ResultTree]]:
@@ -151,7 +171,7 @@ def trace(fn: Callable[..., Any], signature: Signature, mesh: Mesh) -> Traced:
     flat, seen = flatten(fn, signature)
     auto_mesh = auto(mesh)
     try:
-        with jax.set_mesh(auto_mesh):
+        with mesh_set(auto_mesh):
             avals = jax.eval_shape(flat, *(leaf.abstract for leaf in signature.arguments))
     except _NEEDS_VALUE as error:
         raise InputError(
@@ -179,10 +199,29 @@ def lower_for_planning(traced: Traced) -> jax.stages.Lowered:
         in_shardings=tuple(whole if leaf.is_key else None for leaf in traced.signature.arguments),
         out_shardings=tuple(whole if leaf.is_key else None for leaf in traced.results),
     )
-    with jax.set_mesh(traced.auto_mesh):
+    with mesh_set(traced.auto_mesh):
         traced_again = jitted.trace(*_structs(traced))
+        _check_closed(traced_again.jaxpr, traced)
         lowered: jax.stages.Lowered = traced_again.lower(lowering_platforms=(platform,))
     return lowered
+
+
+def _check_closed(jaxpr: Any, traced: Traced) -> None:
+    """Refuse a program that is no program without the transformation around it."""
+    if len(jaxpr.in_avals) != len(traced.signature.arguments):
+        raise NotClosedError(
+            f"{traced.name} uses arrays of the JAX transformation around it that are not among its "
+            "arguments",
+            at=traced.name,
+            fix="pass them as arguments, or make the plan outside of the transformation",
+        )
+    for effect in jaxpr.effects:
+        if type(effect).__name__ == "NamedAxisEffect":
+            raise NotClosedError(
+                f"{traced.name} uses the axis {effect.name!r} of a transformation around it",
+                at=traced.name,
+                fix="plan the function that has jax.vmap or jax.shard_map in it",
+            )
 
 
 def lower_with(
@@ -202,7 +241,7 @@ def lower_with(
         in_shardings=named(traced.signature.arguments, arguments, traced.auto_mesh),
         out_shardings=named(traced.results, results, traced.mesh),
     )
-    with jax.set_mesh(traced.auto_mesh):
+    with mesh_set(traced.auto_mesh):
         return jitted.lower(*_structs(traced))
 
 

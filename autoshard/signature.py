@@ -174,6 +174,7 @@ def settings() -> tuple[Any, ...]:
         config.jax_default_matmul_precision,
         config.jax_numpy_dtype_promotion,
         config.jax_default_prng_impl,
+        config.jax_disable_jit,
         getattr(config, "jax_threefry_partitionable", None),  # not an option of every release
     )
 

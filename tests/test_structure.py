@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "pricing",
     ),
     ("origin", "plan", "plan_text", "piecewise", "rewrite", "execute"),
+    ("inside",),
     ("budget",),
     ("interpret", "moves"),
     ("unknown",),
