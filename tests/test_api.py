@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -197,52 +196,6 @@ class TestMesh:
         assert {leaf.sharding.mesh for leaf in jax.tree.leaves(result)} == {mesh}
         assert_same(result, train(state(), batch()))
         assert_same(sharded(*result[:1], batch()), train(train(state(), batch())[0], batch()))
-
-
-class TestTransformations:
-    def fn(self, w: Any, x: Any) -> Any:
-        return jnp.mean(jnp.tanh(x @ w))
-
-    @pytest.fixture(params=["new", "planned"])
-    def sharded(self, request: pytest.FixtureRequest) -> Iterator[Any]:
-        made = autoshard(self.fn, MESH)
-        if request.param == "planned":
-            made(*self.arguments())
-        yield made
-        assert len(made.plans) == (request.param == "planned")
-
-    def arguments(self) -> tuple[Any, Any]:
-        return jnp.ones((16, 8)), batch()
-
-    @pytest.mark.parametrize(
-        "transform",
-        [
-            jax.grad,
-            jax.jacrev,
-            jax.jit,
-            lambda f: jax.jit(jax.grad(f)),
-            lambda f: lambda w, x: jax.vmap(f, (None, 0))(w, x),
-            lambda f: lambda w, x: jax.jvp(f, (w, x), (w, x)),
-            lambda f: lambda w, x: jax.grad(lambda w: jax.grad(f)(w, x).sum())(w),
-            lambda f: lambda w, x: jax.lax.scan(lambda c, _: (f(w, x) + c, c), 0.0, length=3),
-        ],
-        ids=["grad", "jacrev", "jit", "jit-grad", "vmap", "jvp", "hessian", "scan"],
-    )
-    def test_it_can_be_transformed_like_the_plain_function(
-        self, sharded: Any, transform: Any
-    ) -> None:
-        result = transform(sharded)(*self.arguments())
-        expected = transform(self.fn)(*self.arguments())
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), result, expected
-        )
-
-    def test_a_sharded_function_can_be_sharded_again_as_part_of_another(self) -> None:
-        inner = autoshard(self.fn, MESH)
-        outer = autoshard(lambda w, x: (inner(w, x), jax.grad(inner)(w, x)), MESH)
-        value, grad = outer(*self.arguments())
-        np.testing.assert_allclose(value, self.fn(*self.arguments()), rtol=1e-5)
-        np.testing.assert_allclose(grad, jax.grad(self.fn)(*self.arguments()), rtol=1e-4, atol=1e-6)
 
 
 class TestStages:
