@@ -92,6 +92,7 @@ class Search:
         solver: The solver.
         limit: What one device may hold [bytes]; None for no limit.
         time_limit_s: Time for all rounds together [s].
+        hint: A choice to start from.
         progress: Called with signs of life from the solver.
     """
 
@@ -101,6 +102,7 @@ class Search:
     solver: Solver
     limit: int | None
     time_limit_s: float
+    hint: tuple[int, ...] | None = None
     progress: Callable[[Progress], None] | None = None
 
     def run(self) -> tuple[Plan, Solution]:
@@ -115,7 +117,7 @@ class Search:
         free = replace(self.priced.problem, usage_limit=None)
         # Under a limit the plan without one is only where the search starts from.
         share = self.time_limit_s if self.limit is None else self.time_limit_s / 2
-        first = self._solve(free, share, None)
+        first = self._solve(free, share, self.hint)
         if not first.choices and self.priced.nodes:
             raise self._impossible(first)
         plan, memory = self.interpret(first.choices)

@@ -7,35 +7,40 @@ taken from the solver.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from autoshard.cost_models.protocol import CollectiveKind, CostModel
 from autoshard.errors import InputError, PlanMismatchError
 from autoshard.origin import Origin
+from autoshard.records import plain, record
 from autoshard.shardings import MeshShape, Sharding, local_shape, to_partition_spec
 from autoshard.uneven import Uneven
 
 if TYPE_CHECKING:
-    from autoshard.execute import Placement
+    from jax.sharding import PartitionSpec
+
+    from autoshard.cost_models.compiled import Collective, CompiledProgram
+    from autoshard.diff import PlanDiff
+    from autoshard.execute import Executable, Placement
+    from autoshard.explain import Explanation
+    from autoshard.finding import Lint
     from autoshard.solvers import Solver
+    from autoshard.why import Reason
 
 FORMAT = 2
 """Version of the JSON form."""
 
-_UNSAVED = ("placement", "means")
-"""Fields of a plan that live in one process only."""
-
-T = TypeVar("T")
+_HERE = {"saved": False}
+"""Mark of a field that lives in one process only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +299,8 @@ class Plan:
     signature: tuple[str, ...]
     fingerprint: str
     origin: Origin | None = field(default=None, compare=False, repr=False)
-    placement: Placement | None = field(default=None, compare=False, repr=False)
-    means: Means | None = field(default=None, compare=False, repr=False)
+    placement: Placement | None = field(default=None, compare=False, repr=False, metadata=_HERE)
+    means: Means | None = field(default=None, compare=False, repr=False, metadata=_HERE)
 
     @property
     def is_padded(self) -> bool:
@@ -363,6 +368,90 @@ class Plan:
             if c.op == index and c.kind not in ("all_reduce", "reduce_scatter")
         )
 
+    # Questions about a plan are answered by modules that stand above it, because they plan again:
+    # each is imported when it is asked.
+
+    def explain(
+        self,
+        name: str,
+        *,
+        pins: Sequence[PartitionSpec] | None = None,
+        alternatives: int = 6,
+        say: Callable[[str], None] = lambda what: None,
+    ) -> Explanation:
+        """Why a tensor is sharded as it is, and what any other sharding would cost.
+
+        Other shardings are priced by solving anew with each of them pinned and all else free.
+
+        Args:
+            name: An argument or result as the plan prints it (or the end of that), an op such as
+                ``dot_general #12``, or a source line such as ``model.py:31``.
+            pins: Shardings to price; None: those that look cheapest, the replicated one among them.
+            alternatives: How many to price at most, if ``pins`` are not given.
+            say: Told what is being done.
+
+        Raises:
+            UnknownNameError: Nothing is called so.
+            InputError: A pin does not fit, or the plan cannot be priced again.
+        """
+        from autoshard.explain import explain
+        from autoshard.replan import Replanner
+
+        return explain(Replanner.of(self), name, pins=pins, alternatives=alternatives, say=say)
+
+    def why(
+        self,
+        collective: int | str | PlannedCollective | Collective,
+        *,
+        program: Executable | CompiledProgram | str | None = None,
+        remedy: bool = True,
+        say: Callable[[str], None] = lambda what: None,
+    ) -> Reason:
+        """Why there is a collective, what it costs, and the cheapest way to be rid of it.
+
+        Args:
+            collective: One of :attr:`collectives`, its number there, or the line (or a part of the
+                line) that a printed plan shows for it; or one of a compiled program, or the name of
+                its instruction.
+            program: The compiled program: an executable, what was read from one, or its text.
+            remedy: Whether to solve anew for the cheapest plan without it.
+            say: Told what is being done.
+
+        Raises:
+            UnknownNameError: There is no such collective.
+            InputError: The plan cannot be priced again.
+        """
+        from autoshard.replan import Replanner
+        from autoshard.why import why
+
+        return why(Replanner.of(self), collective, program=program, remedy=remedy, say=say)
+
+    def lint(
+        self, *, large_bytes: int | None = None, say: Callable[[str], None] = lambda what: None
+    ) -> Lint:
+        """What is likely a mistake or a loss in this plan, each with a way out.
+
+        Hints are judged, and large tensors that are held whole priced, by solving anew.
+
+        Args:
+            large_bytes: Bytes on one device from which on a tensor counts as large; None: a
+                twentieth of the predicted peak.
+            say: Told what is being done.
+
+        Raises:
+            InputError: The plan cannot be priced again.
+        """
+        from autoshard.lint import lint
+        from autoshard.replan import Replanner
+
+        return lint(Replanner.of(self), large_bytes=large_bytes, say=say)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What another plan does otherwise: shardings, predictions, collectives."""
+        from autoshard.diff import diff
+
+        return diff(self, other)
+
     def check(self, signature: Sequence[str], mesh: MeshShape) -> None:
         """Refuse a program or mesh this plan was not made for.
 
@@ -390,11 +479,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
-        fields = {
-            f.name: _plain(getattr(self, f.name))
-            for f in dataclasses.fields(self)
-            if f.name not in _UNSAVED
-        }
+        fields = plain(self)
         return {"format": FORMAT, "kind": "autoshard plan", "digest": _digest(fields), **fields}
 
     @classmethod
@@ -411,7 +496,7 @@ class Plan:
                 fix="use a file that Plan.save wrote with this version",
             )
         rest = {k: v for k, v in data.items() if k not in ("format", "kind", "digest")}
-        plan = _record(cls, rest, "plan")
+        plan = record(cls, rest, "plan")
         if data.get("digest") != _digest(rest):
             raise InputError(
                 "the plan was changed after it was saved",
@@ -480,60 +565,3 @@ def _digest(fields: Mapping[str, Any]) -> str:
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    return value
-
-
-def _record(kind: type[T], data: Any, where: str) -> T:
-    """Build a frozen record from JSON, field by field, refusing what does not fit."""
-    if not isinstance(data, dict):
-        raise InputError(f"{where} must be an object", fix="use a file that Plan.save wrote")
-    hints = {k: v for k, v in _hints(kind).items() if k not in _UNSAVED}
-    unknown, missing = set(data) - set(hints), set(hints) - set(data)
-    if unknown or missing:
-        what = f"unknown {sorted(unknown)}" if unknown else f"missing {sorted(missing)}"
-        raise InputError(f"{where}: {what}", fix="use a file that Plan.save wrote")
-    return kind(**{k: _value(hints[k], data[k], f"{where}.{k}") for k in hints})
-
-
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    names: dict[str, Any] = {"Placement": object, "Solver": object}
-    return get_type_hints(kind, localns=names)
-
-
-def _value(hint: Any, data: Any, where: str) -> Any:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is tuple:
-        if not isinstance(data, list):
-            raise InputError(f"{where} must be a list", fix="use a file that Plan.save wrote")
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_value(args[0], d, f"{where}[{i}]") for i, d in enumerate(data))
-        if len(args) != len(data):
-            raise InputError(
-                f"{where} has {len(data)} entries", fix="use a file that Plan.save wrote"
-            )
-        return tuple(_value(a, d, where) for a, d in zip(args, data, strict=True))
-    if origin is Literal:
-        if data not in args:
-            raise InputError(f"{where} is {data!r}", fix=f"use one of {', '.join(map(str, args))}")
-        return data
-    if origin is not None and type(None) in args:
-        return (
-            None
-            if data is None
-            else _value(next(a for a in args if a is not type(None)), data, where)
-        )
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _record(hint, data, where)
-    accepted: tuple[type, ...] = (int, float) if hint is float else (hint,)
-    if not isinstance(data, accepted) or (isinstance(data, bool) and hint is not bool):
-        raise InputError(
-            f"{where} is {data!r}, not a {hint.__name__}", fix="use a file that Plan.save wrote"
-        )
-    return data

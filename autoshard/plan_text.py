@@ -8,7 +8,7 @@ from autoshard.shardings import to_partition_spec
 from autoshard.uneven import uneven_text
 
 if TYPE_CHECKING:
-    from autoshard.plan import BoundaryPlan, Plan
+    from autoshard.plan import BoundaryPlan, Plan, PlannedCollective
 
 _ROWS = 40
 
@@ -42,16 +42,22 @@ def plan_text(plan: Plan) -> str:
     ]
     if plan.collectives:
         lines += ["", "Collectives, dearest first"]
-        dearest = sorted(plan.collectives, key=lambda c: -c.seconds * c.trips)
-        for c in dearest[:12]:
-            times = f" x{c.trips}" if c.trips > 1 else ""
-            lines.append(
-                f"  {seconds(c.seconds * c.trips):>9}  {c.kind} over {'*'.join(c.axes)}, "
-                f"{nbytes(c.nbytes)}{times}: {c.why}" + (f" ({c.source})" if c.source else "")
-            )
+        numbered = enumerate(plan.collectives)
+        dearest = sorted(numbered, key=lambda row: -row[1].seconds * row[1].trips)
+        width = len(str(len(dearest) - 1))
+        lines += [f"  [{i:>{width}}] {collective_text(c)}" for i, c in dearest[:12]]
         if len(dearest) > 12:
             lines.append(f"  … and {len(dearest) - 12} more")
     return "\n".join([*lines, *uneven_text(plan.uneven)])
+
+
+def collective_text(c: PlannedCollective) -> str:
+    """A collective on one line: its time in one call, what moves, and for whom."""
+    times = f" x{c.trips}" if c.trips > 1 else ""
+    return (
+        f"{seconds(c.seconds * c.trips):>9}  {c.kind} over {'*'.join(c.axes)}, "
+        f"{nbytes(c.nbytes)}{times}: {c.why}" + (f" ({c.source})" if c.source else "")
+    )
 
 
 def _boundary_rows(rows: tuple[BoundaryPlan, ...]) -> list[str]:

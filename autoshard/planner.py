@@ -16,13 +16,11 @@ from autoshard.cost_models import COST_MODELS
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError
 from autoshard.extract import extract
+from autoshard.graph import Graph
 from autoshard.interpret import interpret
 from autoshard.origin import Origin
 from autoshard.plan import Means, Plan, SolverReport
-from autoshard.pricing import (
-    price,
-    total_seconds,
-)
+from autoshard.pricing import Priced, price, total_seconds
 from autoshard.program import Boundary, normalize
 from autoshard.shardings import MeshShape
 from autoshard.solvers import SOLVERS, Progress, Solver
@@ -79,13 +77,54 @@ def plan_module(
     origin = Origin.of(module, arguments, results, ties, model, time_limit_s)
     graph = extract(module, mesh, arguments, results, ties)
     priced = price(graph, mesh, model, limit)
+    plan = decide(
+        graph,
+        priced,
+        Means(model, chosen),
+        label,
+        limit=limit,
+        time_limit_s=time_limit_s,
+        progress=progress,
+    )
+    warn_of_unknown_ops(graph, plan)
+    return replace(plan, planning_s=time.perf_counter() - start, origin=origin)
+
+
+def decide(
+    graph: Graph,
+    priced: Priced,
+    means: Means,
+    label: str,
+    *,
+    limit: int | None,
+    time_limit_s: float,
+    hint: tuple[int, ...] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Solve a priced problem and say what the solution means.
+
+    Args:
+        graph: The program.
+        priced: The problem.
+        means: The cost model that priced it, and the solver.
+        label: Name of the solver.
+        limit: What one device may hold [bytes]; None for no limit.
+        time_limit_s: Time the solver may take [s].
+        hint: A choice to start from; it does not change what is proved.
+        progress: Called with signs of life from the solver.
+
+    Raises:
+        InfeasibleError: No plan fits; says what is needed at least, and where.
+    """
+    mesh, model = priced.resharder.mesh, means.cost_model
     plan, solution = Search(
         graph=graph,
         priced=priced,
         interpret=lambda choices: interpret(graph, priced, mesh, model, choices),
-        solver=chosen,
+        solver=means.solver,
         limit=limit,
         time_limit_s=time_limit_s,
+        hint=hint,
         progress=progress,
     ).run()
     report = SolverReport(
@@ -97,15 +136,7 @@ def plan_module(
         edges=len(priced.problem.edges),
         seconds=solution.seconds,
     )
-    warn_of_unknown_ops(graph, plan)
-    return replace(
-        plan,
-        solver=report,
-        memory_limit=limit,
-        planning_s=time.perf_counter() - start,
-        origin=origin,
-        means=Means(model, chosen),
-    )
+    return replace(plan, solver=report, memory_limit=limit, means=means)
 
 
 def _solver(solver: Solver | str | None) -> tuple[Solver, str]:

@@ -203,6 +203,27 @@ def captured_stderr() -> Iterator[list[str]]:
             sys.stderr.write(text[0])
 
 
+def pair_collectives(
+    planned: Sequence[PlannedCollective], compiled: Sequence[Collective]
+) -> tuple[tuple[tuple[Collective, tuple[PlannedCollective, ...]], ...], list[PlannedCollective]]:
+    """Each compiled collective with the planned ones that it carries out (see below).
+
+    Returns:
+        The pairs, the smallest collectives first; the planned ones that are left over.
+    """
+    left: dict[tuple[str, int, int], list[PlannedCollective]] = defaultdict(list)
+    for plan in planned:
+        left[(plan.kind, 0 if plan.kind == "permute" else plan.devices, plan.trips)].append(plan)
+    pairs = []
+    for found in sorted(compiled, key=lambda c: c.nbytes):
+        key = (found.kind, 0 if found.kind == "permute" else found.devices, found.trips)
+        members = _covering(left[key], found.nbytes, found.source)
+        for plan in members:
+            left[key].remove(plan)
+        pairs.append((found, tuple(members)))
+    return tuple(pairs), [plan for rest in left.values() for plan in rest]
+
+
 def match_collectives(
     planned: Sequence[PlannedCollective], compiled: Sequence[Collective]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -215,37 +236,34 @@ def match_collectives(
     Returns:
         Descriptions of compiled collectives without a planned one, and the other way round.
     """
-    left: dict[tuple[str, int, int], list[PlannedCollective]] = defaultdict(list)
-    for plan in planned:
-        left[(plan.kind, 0 if plan.kind == "permute" else plan.devices, plan.trips)].append(plan)
-    unnamed = []
-    for found in sorted(compiled, key=lambda c: c.nbytes):
-        key = (found.kind, 0 if found.kind == "permute" else found.devices, found.trips)
-        chosen = _covering(left[key], found.nbytes)
-        if not chosen:
-            unnamed.append(
-                f"{found.kind} of {nbytes(found.nbytes)} among {found.devices} devices"
-                + (f" x{found.trips}" if found.trips > 1 else "")
-                + f" at {found.source or found.op_name or 'no source line'}"
-            )
-        for plan in chosen:
-            left[key].remove(plan)
+    pairs, left = pair_collectives(planned, compiled)
+    unnamed = [
+        f"{found.kind} of {nbytes(found.nbytes)} among {found.devices} devices"
+        + (f" x{found.trips}" if found.trips > 1 else "")
+        + f" at {found.source or found.op_name or 'no source line'}"
+        for found, members in pairs
+        if not members
+    ]
     absent = [
         f"{p.kind} over {'*'.join(p.axes)} of {nbytes(p.nbytes)}"
         + (f" x{p.trips}" if p.trips > 1 else "")
         + f": {p.why}"
-        for rest in left.values()
-        for p in rest
+        for p in left
         if p.nbytes and p.trips
     ]
     return tuple(unnamed), tuple(absent)
 
 
-def _covering(planned: list[PlannedCollective], size: float) -> list[PlannedCollective]:
-    """Planned collectives whose bytes add up to ``size``; one alone if there is one."""
-    for plan in planned:
-        if abs(plan.nbytes - size) < 1:
-            return [plan]
+def _covering(
+    planned: list[PlannedCollective], size: float, source: str
+) -> list[PlannedCollective]:
+    """Planned collectives whose bytes add up to ``size``; one alone if there is one.
+
+    Of several alone one of the same source line is taken.
+    """
+    alone = [plan for plan in planned if abs(plan.nbytes - size) < 1]
+    if alone:
+        return [next((plan for plan in alone if plan.source == source), alone[0])]
     sums: dict[int, list[int]] = {0: []}
     for number, plan in enumerate(planned):
         for total, members in list(sums.items()):

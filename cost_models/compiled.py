@@ -97,6 +97,7 @@ class Collective:
         trips: How often it runs in one call of the program.
         op_name: Path of the JAX op that it comes from.
         source: ``file.py:line`` of the user's code; empty if the program does not say.
+        name: Of the instruction, e.g. ``all-reduce.5``.
     """
 
     kind: CompiledKind
@@ -106,6 +107,7 @@ class Collective:
     trips: int
     op_name: str
     source: str
+    name: str = ""
 
     @property
     def sent_bytes(self) -> float:
@@ -340,6 +342,7 @@ def _collective(
         trips=1,
         op_name=op_name,
         source=source,
+        name=instruction.name,
     )
 
 

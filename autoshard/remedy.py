@@ -1,0 +1,151 @@
+"""The cheapest plan without a collective: solved anew with that reduction or reshard forbidden."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.diff import Change, diff
+from autoshard.errors import InfeasibleError
+from autoshard.plan import Plan, PlannedCollective
+from autoshard.replan import Mask, Replanner
+from autoshard.reshard import layouts
+from autoshard.shardings import MeshShape
+
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+"""Collectives that combine partial results; all others move a value."""
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """The cheapest plan without a collective.
+
+    Attributes:
+        step_s: Predicted time of a call [s].
+        step_delta_s: That less the present plan's [s].
+        peak_bytes: Predicted peak of memory [bytes].
+        peak_delta_bytes: That less the present plan's [bytes].
+        status: What the solver proved.
+        changes: What it shards differently; arguments and results first.
+    """
+
+    step_s: float
+    step_delta_s: float
+    peak_bytes: int
+    peak_delta_bytes: int
+    status: str
+    changes: tuple[Change, ...]
+
+
+def without(
+    replanner: Replanner, planned: Sequence[PlannedCollective]
+) -> tuple[Remedy | None, str]:
+    """The cheapest plan in which some collectives are forbidden, or why there is none."""
+    plan = replanner.plan
+    allowed: dict[int, Mask] = {}
+    apart: dict[int, Mask] = {}
+    for c in planned:
+        if c.kind in REDUCTIONS:
+            _forbid_reduction(replanner, c, allowed)
+        else:
+            _forbid_moves(replanner, c, allowed, apart)
+    try:
+        other = replanner.again(allowed, apart)
+    except InfeasibleError as error:
+        return None, f"cannot be avoided: {error.problem}"
+    if any(_is_there(c, other) for c in planned):
+        return None, "cannot be avoided: the value is moved for another reader then"
+    now, then = plan.predicted, other.predicted
+    changes = diff(plan, other).changes
+    return (
+        Remedy(
+            then.step_s,
+            then.step_s - now.step_s,
+            then.peak_bytes,
+            then.peak_bytes - now.peak_bytes,
+            other.solver.status,
+            tuple(sorted(changes, key=lambda change: change.kind == "op")),
+        ),
+        "",
+    )
+
+
+def _is_there(c: PlannedCollective, plan: Plan) -> bool:
+    return any(
+        (d.value, d.op, d.kind in REDUCTIONS) == (c.value, c.op, c.kind in REDUCTIONS)
+        for d in plan.collectives
+        if d.trips
+    )
+
+
+def _forbid_reduction(replanner: Replanner, c: PlannedCollective, allowed: dict[int, Mask]) -> None:
+    number, _ = replanner.priced.maker[c.value]
+    strategies = replanner.priced.nodes[number].strategies
+    assert strategies is not None
+    _and(allowed, number, np.array([not groups for groups in strategies.reduced]))
+
+
+def _forbid_moves(
+    replanner: Replanner,
+    c: PlannedCollective,
+    allowed: dict[int, Mask],
+    apart: dict[int, Mask],
+) -> None:
+    """Let the readers that a reshard serves take the value as it is made, or a slice of it."""
+    plan, graph, priced = replanner.plan, replanner.graph, replanner.priced
+    mesh = plan.mesh
+    block = next(r.block for r in plan.reshards if r.value == c.value and r.reader == c.op)
+    readers = {r.reader for r in plan.reshards if r.value == c.value and r.block == block}
+    if len(graph.ops) in readers:
+        _forbid_at_the_end(replanner, c.value, allowed)
+    for edge, ((i, j), (value, wanted)) in enumerate(
+        zip(priced.problem.edges.tolist(), priced.moved, strict=True)
+    ):
+        node = priced.nodes[j]
+        tied = node.kind == "argument" and len(graph.ops) in readers
+        if value == c.value and (node.op in readers or node.kind == "hub" or tied):
+            number, position = priced.maker[value]
+            made = priced.nodes[i].layouts[position if i == number else 0]
+            rank = len(graph.values[value].shape)
+            _and(apart, edge, quiet(made, wanted, rank, mesh))
+
+
+def _forbid_at_the_end(replanner: Replanner, value: int, allowed: dict[int, Mask]) -> None:
+    """Have a pinned result made in the sharding it is pinned to, or in one that is cut to it."""
+    plan, graph, priced = replanner.plan, replanner.graph, replanner.priced
+    tied = {r for _, r in graph.ties}
+    for position, result in enumerate(graph.results):
+        if result != value or position in tied:
+            continue
+        number, place = priced.maker[value]
+        made = priced.nodes[number].layouts[place]
+        rank = len(graph.values[value].shape)
+        pin = layouts(rank, plan.mesh).index[plan.results[position].sharding]
+        _and(allowed, number, quiet(made, np.array([pin]), rank, plan.mesh)[:, 0])
+
+
+def quiet(made: Ids, wanted: Ids, rank: int, mesh: MeshShape) -> Mask:
+    """Which pairs of layouts need no communication: the wanted is cut from the made, ``[M, W]``."""
+    table = layouts(rank, mesh).shardings
+    rows, back_rows = np.unique(made, return_inverse=True)
+    columns, back_columns = np.unique(wanted, return_inverse=True)
+    small = np.array(
+        [
+            [
+                all(w[: len(m)] == m for m, w in zip(table[i], table[j], strict=True))
+                for j in columns.tolist()
+            ]
+            for i in rows.tolist()
+        ],
+        np.bool_,
+    ).reshape(len(rows), len(columns))
+    return small[back_rows][:, back_columns]
+
+
+def _and(masks: dict[int, Mask], key: int, mask: Mask) -> None:
+    masks[key] = masks[key] & mask if key in masks else mask
