@@ -19,7 +19,7 @@ from autoshard.plan_text import nbytes, seconds
 from autoshard.program import REGION_OPS
 from autoshard.question import Alternative, Question
 from autoshard.replan import Replanner
-from autoshard.shardings import Sharding, divides, splitting
+from autoshard.shardings import Sharding, divides, local_bytes, splitting
 from autoshard.subject import Subject, locate
 
 _VIEWS = frozenset(
@@ -152,7 +152,7 @@ def explain(
         wanted = [s for s in question.candidates() if not best or s != best.sharding]
         rest = max(0, len(wanted) - alternatives + len(known))
         priced = [*known, *question.price(wanted[: alternatives - len(known)], say)]
-    whole = -(-tensor.nbytes // plan.mesh.size(a for dim in present for a in dim))
+    whole = local_bytes(tensor.shape, tensor.nbytes, present, plan.mesh)
     same = same_values(graph, subject.value)
     order = sorted(priced, key=lambda a: (a.step_s is None, a.step_s or 0.0, a.peak_bytes or 0))
     return Explanation(

@@ -147,8 +147,8 @@ def replicated(
             "replicated",
             "warning" if cheap else "note",
             place,
-            f"{problem}; as {spec(best.sharding)} the step would change by {share:+.2%} and the peak "
-            f"change by {sign}{nbytes(abs(best.peak_delta_bytes))}",
+            f"{problem}; as {spec(best.sharding)} the step would change by {share:+.2%}, the peak "
+            f"by {sign}{nbytes(abs(best.peak_delta_bytes))}",
             f"pin it to {spec(best.sharding)}" if cheap else "none needed if memory suffices",
             seconds=best.step_delta_s,
             nbytes=size,

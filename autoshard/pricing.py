@@ -402,10 +402,9 @@ class _Builder:
                         block, trips, _ = place(graph, value, (op.parent, op.region), op.trips)
                         readers.setdefault((value, block, trips), set()).add(op.index)
         for (value, block, trips), ops in readers.items():
-            number, _ = self.maker[value]
-            if len(ops) < 2 or len(self.nodes[number]) == 1:
-                continue
             ids = self._free_layouts(graph.values[value].shape, padded=True)
+            if len(ops) < 2 or len(ids) == 1:
+                continue
             zeros = np.zeros(len(ids))
             hub = len(self.nodes)
             self.nodes.append(Node("hub", min(ops), (), (ids,), None, zeros, zeros))

@@ -13,7 +13,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.plan import Plan, PlannedCollective
 from autoshard.replan import Mask, Replanner
 from autoshard.reshard import layouts
-from autoshard.shardings import MeshShape
+from autoshard.shardings import MeshShape, Sharding
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 """Collectives that combine partial results; all others move a value."""
@@ -32,6 +32,7 @@ class Remedy:
         peak_delta_bytes: That less the present plan's [bytes].
         status: What the solver proved.
         changes: What it shards differently; arguments and results first.
+        instead: Collectives that it asks for and the present plan does not.
     """
 
     step_s: float
@@ -40,6 +41,7 @@ class Remedy:
     peak_delta_bytes: int
     status: str
     changes: tuple[Change, ...]
+    instead: tuple[PlannedCollective, ...]
 
 
 def without(
@@ -61,7 +63,7 @@ def without(
     if any(_is_there(c, other) for c in planned):
         return None, "cannot be avoided: the value is moved for another reader then"
     now, then = plan.predicted, other.predicted
-    changes = diff(plan, other).changes
+    found = diff(plan, other)
     return (
         Remedy(
             then.step_s,
@@ -69,7 +71,8 @@ def without(
             then.peak_bytes,
             then.peak_bytes - now.peak_bytes,
             other.solver.status,
-            tuple(sorted(changes, key=lambda change: change.kind == "op")),
+            tuple(sorted(found.changes, key=lambda change: change.kind == "op")),
+            found.gained,
         ),
         "",
     )
@@ -111,12 +114,12 @@ def _forbid_moves(
         if value == c.value and (node.op in readers or node.kind == "hub" or tied):
             number, position = priced.maker[value]
             made = priced.nodes[i].layouts[position if i == number else 0]
-            rank = len(graph.values[value].shape)
-            _and(apart, edge, quiet(made, wanted, rank, mesh))
+            shape = graph.values[value].shape
+            _and(apart, edge, quiet(made, wanted, shape, mesh))
 
 
 def _forbid_at_the_end(replanner: Replanner, value: int, allowed: dict[int, Mask]) -> None:
-    """Have a pinned result made in the sharding it is pinned to, or in one that is cut to it."""
+    """Have a result made in the sharding it is given back in, or in one that is cut to it."""
     plan, graph, priced = replanner.plan, replanner.graph, replanner.priced
     tied = {r for _, r in graph.ties}
     for position, result in enumerate(graph.results):
@@ -124,27 +127,34 @@ def _forbid_at_the_end(replanner: Replanner, value: int, allowed: dict[int, Mask
             continue
         number, place = priced.maker[value]
         made = priced.nodes[number].layouts[place]
-        rank = len(graph.values[value].shape)
-        pin = layouts(rank, plan.mesh).index[plan.results[position].sharding]
-        _and(allowed, number, quiet(made, np.array([pin]), rank, plan.mesh)[:, 0])
+        shape = graph.values[value].shape
+        table = layouts(len(shape), plan.mesh)
+        if graph.result_info[position].pin is None:  # only padding is taken off at the end
+            _and(allowed, number, table.dividing(shape)[made])
+        else:
+            pin = np.array([table.index[plan.results[position].sharding]])
+            _and(allowed, number, quiet(made, pin, shape, plan.mesh)[:, 0])
 
 
-def quiet(made: Ids, wanted: Ids, rank: int, mesh: MeshShape) -> Mask:
+def quiet(made: Ids, wanted: Ids, shape: tuple[int, ...], mesh: MeshShape) -> Mask:
     """Which pairs of layouts need no communication: the wanted is cut from the made, ``[M, W]``."""
-    table = layouts(rank, mesh).shardings
+    table = layouts(len(shape), mesh)
     rows, back_rows = np.unique(made, return_inverse=True)
     columns, back_columns = np.unique(wanted, return_inverse=True)
     small = np.array(
         [
-            [
-                all(w[: len(m)] == m for m, w in zip(table[i], table[j], strict=True))
-                for j in columns.tolist()
-            ]
+            [_is_cut(table.shardings[i], table.shardings[j]) for j in columns.tolist()]
             for i in rows.tolist()
         ],
         np.bool_,
     ).reshape(len(rows), len(columns))
+    i, j = (side.ravel() for side in np.meshgrid(rows, columns, indexing="ij"))
+    small &= table.nested(shape, i, j).reshape(small.shape)
     return small[back_rows][:, back_columns]
+
+
+def _is_cut(made: Sharding, wanted: Sharding) -> bool:
+    return all(w[: len(m)] == m for m, w in zip(made, wanted, strict=True))
 
 
 def _and(masks: dict[int, Mask], key: int, mask: Mask) -> None:

@@ -237,6 +237,7 @@ def reason_text(r: Reason) -> str:
             f"  without it: step {seconds(w.step_s)} ({w.step_delta_s / step:+.2%}), peak "
             f"{sign}{nbytes(abs(w.peak_delta_bytes))}; {w.status}"
         )
+        lines += [f"    instead {collective_text(c).strip()}" for c in w.instead[:_SHOWN]]
         for change in w.changes[:_SHOWN]:
             sides = ["(none)" if s is None else spec(s) for s in (change.before, change.after)]
             where = f" ({change.source})" if change.source else ""
