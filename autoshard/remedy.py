@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from autoshard.diff import Change, diff
 from autoshard.errors import InfeasibleError
-from autoshard.plan import Plan, PlannedCollective
+from autoshard.graph import Graph
+from autoshard.plan import Plan, PlannedCollective, ReshardPlan
 from autoshard.replan import Mask, Replanner
 from autoshard.reshard import layouts
 from autoshard.shardings import MeshShape, Sharding
@@ -44,11 +45,25 @@ class Remedy:
     instead: tuple[PlannedCollective, ...]
 
 
+def move_of(plan: Plan, c: PlannedCollective) -> ReshardPlan | None:
+    """The reshard that a collective is a step of."""
+    return next((r for r in plan.reshards if r.value == c.value and r.reader == c.op), None)
+
+
+def is_written(graph: Graph, plan: Plan, c: PlannedCollective) -> bool:
+    """Whether the program contains a collective itself, inside a ``shard_map``."""
+    if c.kind in REDUCTIONS and c.op < len(graph.ops):
+        return graph.ops[c.op].rule is None
+    return move_of(plan, c) is None
+
+
 def without(
     replanner: Replanner, planned: Sequence[PlannedCollective]
 ) -> tuple[Remedy | None, str]:
     """The cheapest plan in which some collectives are forbidden, or why there is none."""
     plan = replanner.plan
+    if any(is_written(replanner.graph, plan, c) for c in planned):
+        return None, "cannot be avoided: the program asks for it itself, inside a shard_map"
     allowed: dict[int, Mask] = {}
     apart: dict[int, Mask] = {}
     for c in planned:
@@ -102,7 +117,9 @@ def _forbid_moves(
     """Let the readers that a reshard serves take the value as it is made, or a slice of it."""
     plan, graph, priced = replanner.plan, replanner.graph, replanner.priced
     mesh = plan.mesh
-    block = next(r.block for r in plan.reshards if r.value == c.value and r.reader == c.op)
+    move = move_of(plan, c)
+    assert move is not None
+    block = move.block
     readers = {r.reader for r in plan.reshards if r.value == c.value and r.block == block}
     if len(graph.ops) in readers:
         _forbid_at_the_end(replanner, c.value, allowed)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.cost_models.saved import restore
-from autoshard.errors import InputError
+from autoshard.errors import InputError, PlanMismatchError
 from autoshard.extract import extract
 from autoshard.graph import Graph
 from autoshard.interpret import interpret
@@ -70,7 +70,7 @@ class Replanner:
             )
         means = plan.means or _restored(plan)
         graph = _graph(plan)
-        plan.check(graph.signature(), plan.mesh)
+        _check_rules(plan, graph)
         priced = price(graph, plan.mesh, means.cost_model, plan.memory_limit)
         choices = chosen(plan, graph, priced)
         lost = [
@@ -196,6 +196,18 @@ def _restored(plan: Plan) -> Means:
             fix="ask the plan while it is alive, or plan again with that solver",
         )
     return Means(restore(plan.origin.cost_model), SOLVERS[name])
+
+
+def _check_rules(plan: Plan, graph: Graph) -> None:
+    """Refuse a program that reads otherwise than when the plan was made."""
+    try:
+        plan.check(graph.signature(), plan.mesh)
+    except PlanMismatchError as error:
+        raise InputError(
+            "the program inside the plan reads otherwise than when the plan was made",
+            at=error.at,
+            fix="register the same rules (autoshard.register_rule), or plan again",
+        ) from error
 
 
 def _graph(plan: Plan) -> Graph:

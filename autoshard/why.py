@@ -13,7 +13,7 @@ from autoshard.graph import Graph
 from autoshard.moves import value_name
 from autoshard.plan import OpPlan, Plan, PlannedCollective, spec
 from autoshard.plan_text import collective_text, nbytes, seconds
-from autoshard.remedy import REDUCTIONS, Remedy, without
+from autoshard.remedy import REDUCTIONS, Remedy, is_written, move_of, without
 from autoshard.replan import Replanner
 from autoshard.shardings import Sharding
 from autoshard.subject import find_collective, line_near
@@ -57,7 +57,7 @@ class Reason:
             if the plan does not ask for it.
         source: ``file.py:line`` it belongs to; the nearest one of the program if the op itself has
             none.
-        clashes: What did not go together.
+        clashes: What did not go together; nothing if the program asks for it itself.
         seconds: Predicted time in one call [s].
         share: That as a fraction of the step.
         sent_bytes: Bytes that one device sends for it in one call.
@@ -139,13 +139,12 @@ def why(
 def clashes_of(graph: Graph, plan: Plan, c: PlannedCollective) -> tuple[Clash, ...]:
     """What did not go together, so that there must be a planned collective."""
     ops = {op.index: op for op in plan.ops}
+    if is_written(graph, plan, c):
+        return ()
     if c.kind in REDUCTIONS:
         return tuple(_partial(graph, ops, c))
-    move = next(
-        (r for r in plan.reshards if r.value == c.value and r.reader == c.op),
-        None,
-    )
-    assert move is not None, c
+    move = move_of(plan, c)
+    assert move is not None
     maker, maker_source = _maker(graph, c.value)
     if c.op == len(graph.ops):
         position = next(i for i, v in enumerate(graph.results) if v == c.value)

@@ -19,6 +19,7 @@ from autoshard.cost_models.compiled import read_compiled
 from autoshard.errors import UnknownNameError
 from autoshard.experiments.workloads import make
 from autoshard.interpret import interpret
+from autoshard.plan import PlannedCollective
 from autoshard.plan_text import collective_text
 from autoshard.problem import evaluate
 from autoshard.replan import Replanner
@@ -90,7 +91,7 @@ def product(x: Any, w: Any) -> Any:
     [
         ({"pins": {0: ((), ("a",)), 1: (("a",), ())}}, "all_reduce"),
         ({"pins": {0: (("a",), ()), 1: (("a",), ())}}, "reshard"),
-        ({"pins": {0: (("a",), ())}, "result_pins": {0: ((), ("a",))}}, "reshard"),
+        ({"pins": {0: (("a",), ()), 1: ((), ())}, "result_pins": {0: ((), ("a",))}}, "reshard"),
     ],
 )
 def test_the_way_to_be_rid_of_it_is_the_best_of_all_plans_without_it(pins: Any, kind: str) -> None:
@@ -135,6 +136,23 @@ def test_what_pins_force_cannot_be_avoided() -> None:
     assert told.clashes[0].because == "the caller pinned it"
 
 
+def test_what_a_shard_map_sends_is_the_programs_own() -> None:
+    mesh = mesh_of(4, 2)
+
+    def summed(x: Any) -> Any:
+        inner: Any = jax.shard_map(
+            lambda x: jax.lax.psum(jnp.sin(x), "a"), mesh=mesh, in_specs=P("a"), out_specs=P()
+        )
+        return jnp.tanh(inner(x))
+
+    plan = autoshard(summed, mesh, cost_model="v5e").plan(jax.ShapeDtypeStruct((8, 64), "float32"))
+    number = next(i for i, c in enumerate(plan.collectives) if "written" in c.why)
+    told = plan.why(number)
+    assert told.clashes == ()
+    assert "asks for it itself" in told.unavoidable
+    assert told.source.startswith("test_why.py:")
+
+
 def test_without_a_reduction_the_plan_has_none_there() -> None:
     plan = planned()
     number, found = next(
@@ -173,13 +191,9 @@ def test_what_is_no_collective_is_refused_with_a_way_out() -> None:
     with pytest.raises(UnknownNameError, match="are called 'all_reduce'") as told:
         why(opened, "all_reduce", remedy=False)
     assert "give its number" in told.value.fix
+    text = jax.jit(jnp.tanh).lower(1.0).compile().as_text()
     with pytest.raises(UnknownNameError, match="compiled program has no collective"):
-        why(
-            opened,
-            "all-reduce.99",
-            program=jax.jit(jnp.tanh).lower(1.0).compile().as_text(),
-            remedy=False,
-        )
+        why(opened, "all-reduce.99", program=text, remedy=False)
 
 
 def test_a_collective_of_the_compiled_program_is_traced_to_the_plan() -> None:
@@ -188,7 +202,7 @@ def test_a_collective_of_the_compiled_program_is_traced_to_the_plan() -> None:
     executable = step.compile(PARAMS, BATCH)
     program = read_compiled(executable.compiled)
     opened = Replanner.of(plan)
-    traced = []
+    traced: list[PlannedCollective] = []
     for collective in program.collectives:
         told = why(opened, collective.name, program=program, remedy=False)
         assert told == why(opened, collective, program=executable, remedy=False)

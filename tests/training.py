@@ -32,4 +32,5 @@ def train_step(params: Any, batch: Any) -> Any:
 
 def planned(fn: Any = train_step, *, sizes: tuple[int, ...] = (4, 2), **options: Any) -> Plan:
     options = {"donate_argnums": 0, "cost_model": "cpu", **options}
-    return autoshard(fn, mesh_of(*sizes), **options).plan(PARAMS, BATCH)
+    plan: Plan = autoshard(fn, mesh_of(*sizes), **options).plan(PARAMS, BATCH)
+    return plan
