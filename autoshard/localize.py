@@ -16,6 +16,7 @@ from autoshard.local import (
     LocalValue,
     step_of,
 )
+from autoshard.padding import masked_dims
 from autoshard.program import REGION_OPS
 from autoshard.shardings import MeshShape, Sharding, local_bytes, local_shape, replicated
 
@@ -118,6 +119,10 @@ class _Expander:
         if op.body is not None and self.decisions is not None:
             self._body(op, op.body, inputs, results)
             return
+        inputs = tuple(
+            self._masked(op, position, sharding, local)
+            for position, (sharding, local) in enumerate(zip(operands, inputs, strict=True))
+        )
         natural = partial or results
         outputs = tuple(self._name(v, s) for v, s in zip(op.results, natural, strict=True))
         sides, dims = self._sides(op), _reduced(op)
@@ -133,6 +138,17 @@ class _Expander:
             before = self.at[op.results[0]]
             after = self._name(op.results[0], results[0])
             self._add(LocalOp(kind, (before,), (after,), op.index, axes=group, dims=dims))
+
+    def _masked(self, op: Op, position: int, sharding: Sharding, local: int) -> int:
+        """The operand, or a copy whose padding is zero if the op sums over it."""
+        tensor = self.graph.values[op.operands[position]]
+        if all(
+            tensor.shape[d] % self.mesh.size(sharding[d]) == 0 for d in masked_dims(op, position)
+        ):
+            return local
+        copy = self._new(tensor, sharding)
+        self._add(LocalOp("select", (local,), (copy,), op.index))
+        return copy
 
     def _plan(
         self, op: Op

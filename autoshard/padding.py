@@ -33,3 +33,15 @@ def may_pad(
                 if factor in factors and (factors != (factor,) or size != rule.sizes[factor]):
                     return False
     return True
+
+
+def masked_dims(op: Op, position: int) -> tuple[int, ...]:
+    """Dimensions of an operand whose padding XLA sets to zero in a copy: a product sums over it.
+
+    A reduction masks its operand as it reads it.
+    """
+    rule = op.rule
+    if op.name != "stablehlo.dot_general" or rule is None:
+        return ()
+    dims = enumerate(rule.operands[position])
+    return tuple(d for d, factors in dims if {rule.kinds[f] for f in factors} == {"reduction"})

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import InputError, UnknownNameError
-from autoshard.shardings import Sharding
+from autoshard.shardings import MeshShape, Sharding, loosened
 from autoshard.signature import Leaf
 
 Pins = Any
@@ -146,11 +146,15 @@ def _check(pin: Any, leaf: Leaf, mesh: Mesh, option: str) -> Sharding:
         for axis in axes:
             ways *= mesh.shape[axis]
         if leaf.shape[dimension] % ways:
+            size = leaf.shape[dimension]
+            shape = MeshShape(tuple(map(str, mesh.axis_names)), tuple(mesh.devices.shape))
+            (fewer,) = loosened((size,), (axes,), shape)
             raise InputError(
-                f"dimension {dimension} of {leaf.name}, of size {leaf.shape[dimension]}, "
-                f"cannot be split {ways} ways",
+                f"dimension {dimension} of {leaf.name}, of size {size}, cannot be split {ways} "
+                "ways: jax.jit splits arguments and results evenly",
                 at=at,
-                fix=f"pad it to {-(-leaf.shape[dimension] // ways) * ways}, or use fewer axes",
+                fix=f"pad it to {-(-size // ways) * ways}, or split it by "
+                f"{' and '.join(fewer) or 'no axis'}; values on the way may be padded all the same",
             )
     return tuple(entries) + ((),) * (leaf.module_rank - len(entries))
 

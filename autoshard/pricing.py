@@ -22,6 +22,7 @@ from autoshard.fusion import Fusion, fuse
 from autoshard.graph import Graph, Op, Tensor
 from autoshard.kinds import PRODUCTS
 from autoshard.manual import BodyCost, body_cost
+from autoshard.padding import masked_dims
 from autoshard.problem import FORBIDDEN, Problem
 from autoshard.program import REGION_OPS
 from autoshard.reads import place
@@ -114,6 +115,12 @@ def work_of(graph: Graph, op: Op, strategies: Strategies, fusion: Fusion, mesh: 
     for value, ids in reads.items():
         if fusion.materialized[graph.values[value].alias]:
             traffic = traffic + _touched(graph, op, value) * local(value, ids)
+    for position, (value, ids) in enumerate(zip(op.operands, strategies.operands, strict=True)):
+        dims = masked_dims(op, position)
+        if dims:  # a copy whose padding is zero is written, and read in place of the operand
+            table, shape = layouts(len(graph.values[value].shape), mesh), graph.values[value].shape
+            padded = sum(shape[d] % table.splits[ids, d] for d in dims) > 0
+            traffic = traffic + 2 * padded * local(value, ids)
     for value, ids in zip(op.results, strategies.results, strict=True):
         if fusion.materialized[value]:
             traffic = traffic + _written(graph, op) * local(value, ids)
