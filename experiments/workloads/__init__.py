@@ -19,6 +19,11 @@ WORKLOADS: Table[Callable[..., Workload]] = Table(
         "moe_ragged": "autoshard.experiments.workloads.moe_ragged:moe_ragged",
         "llama_prefill": "autoshard.experiments.workloads.llama_prefill:llama_prefill",
         "llama_decode": "autoshard.experiments.workloads.llama_decode:llama_decode",
+        "resnet": "autoshard.experiments.workloads.resnet:resnet",
+        "conformer": "autoshard.experiments.workloads.conformer:conformer",
+        "diffusion_transformer": (
+            "autoshard.experiments.workloads.diffusion_transformer:diffusion_transformer"
+        ),
         "flax_transformer": "autoshard.experiments.workloads.flax_transformer:flax_transformer",
         "equinox_mixer": "autoshard.experiments.workloads.equinox_mixer:equinox_mixer",
         "haiku_lstm": "autoshard.experiments.workloads.haiku_lstm:haiku_lstm",
