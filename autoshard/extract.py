@@ -13,6 +13,7 @@ from jax.extend.mlir.dialects import sdy
 from autoshard.counting import combiner_of, flops_of, trip_count
 from autoshard.errors import InputError
 from autoshard.graph import ALIASES, FactorKind, Graph, Op, Rule, Tensor
+from autoshard.grouped import is_grouped
 from autoshard.program import (
     MANUAL,
     MATERIALS,
@@ -167,7 +168,7 @@ class _Reader:
                 fixed=fixed,
                 source=source_of(operation),
                 target=target_of(operation),
-                piecewise=given is not None,
+                piecewise=given is not None or is_grouped(operation),
                 on_one_device=self._is_on_one_device(operation),
                 collective=collective_of(operation, self.mesh),
                 body=self._body(operation),

@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from autoshard.errors import InputError
+from autoshard.grouped import is_grouped, regroup
 from autoshard.program import MANUAL, Value, shape_of, source_of, target_of
 from autoshard.shardings import MeshShape, Sharding, local_shape
 
@@ -68,6 +69,8 @@ def run_piecewise(
         local.operands[position] = argument
     for value, sharding in zip(local.results, results, strict=True):
         value.set_type(_piece(value, sharding, mesh))
+    if is_grouped(operation):
+        local = regroup(local, shape_of(operation.operands[0]))
     with ir.InsertionPoint(block), operation.location:
         pieces = [cast(Value, result) for result in local.results]
         for group in reduced:

@@ -16,6 +16,7 @@ from jax.extend.mlir.dialects import sdy
 
 from autoshard.errors import PlanMismatchError
 from autoshard.extract import add_rules, read_rule
+from autoshard.grouped import is_grouped, regroup
 from autoshard.piecewise import run_piecewise
 from autoshard.plan import OpPlan, Plan
 from autoshard.program import (
@@ -28,6 +29,7 @@ from autoshard.program import (
     main_block,
     normalize,
     operations,
+    shape_of,
     terminator,
 )
 from autoshard.shardings import Sharding
@@ -129,6 +131,10 @@ class _Writer:
                 operation, self.mesh, self.plan.mesh, plan.operands, made_by, plan.reduced
             )
             self.numbers.update(zip(operation.results, numbers, strict=True))
+        elif is_grouped(operation):
+            number = self.numbers[operation.results[0]]
+            operation = regroup(operation, shape_of(operation.operands[0]))
+            self.numbers[operation.results[0]] = number
         for value, sharding in zip(operation.results, plan.results, strict=True):
             natural = plan.partial or sharding
             if operation.name == _STEP:

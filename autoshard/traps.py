@@ -77,9 +77,6 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
       through; XLA then rewrites whole shards around the update.
     - ``convolution``, spatial dimensions: Shardy calls those of a kernel's gradient reductions; XLA
       sums windows over the wrong elements where there is padding, and gives wrong values.
-    - ``convolution`` with feature groups, everything but the batch, and that too where the input is
-      dilated; with batch groups, everything: XLA gathers the operands, or gives wrong values where
-      the batch of a kernel's gradient is split.
     - ``reduce`` that sums from another start than zero, the dimensions summed: every device starts
       from it, and XLA adds it once per device.
     - ``cholesky`` and ``triangular_solve``, the matrix dimensions: XLA gathers them.
@@ -132,13 +129,6 @@ def _whole_in_convolution(
 ) -> frozenset[int]:
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
     lhs, kernel, out = *operands, results[0]
-    counts = [operation.attributes[f"{kind}_group_count"] for kind in ("feature", "batch")]
-    features, batches = (ir.IntegerAttr(count).value for count in counts)
-    if features > 1 or batches > 1:
-        every = {f for tensor in (lhs, kernel, out) for factors in tensor for f in factors}
-        batch = {*lhs[numbers.input_batch_dimension]} & {*out[numbers.output_batch_dimension]}
-        holes = list(ir.DenseI64ArrayAttr(operation.attributes["lhs_dilation"]))
-        return frozenset(every if batches > 1 or max(holes, default=1) > 1 else every - batch)
     dims = [lhs[d] for d in numbers.input_spatial_dimensions]
     dims += [kernel[d] for d in numbers.kernel_spatial_dimensions]
     dims += [out[d] for d in numbers.output_spatial_dimensions]

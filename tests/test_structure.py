@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "extract",
         "problem",
         "program",
+        "grouped",
         "ragged",
         "rules",
         "written",

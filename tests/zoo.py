@@ -182,6 +182,25 @@ def conv_depthwise_grad(x: Any, w: Any) -> Any:
     )
 
 
+@program(f32(8, 16, 32), f32(3, 4, 16), f32(5, 1, 32))
+def conv_grouped_grad(x: Any, w: Any, each: Any) -> Any:
+    numbers = ("NWC", "WIO", "NWC")
+
+    def loss(x: Any, w: Any, each: Any) -> Any:
+        y = lax.conv_general_dilated(
+            x, w, (2,), "SAME", dimension_numbers=numbers, feature_group_count=8
+        )
+        z = lax.conv_general_dilated(
+            x, each, (1,), "SAME", (1,), (2,), numbers, feature_group_count=32
+        )
+        batches = lax.conv_general_dilated(
+            x, w[:, :1].repeat(32, 1), (1,), "SAME", dimension_numbers=numbers, batch_group_count=4
+        )
+        return jnp.sum(jnp.tanh(y)) + jnp.sum(z**2) + jnp.sum(jnp.sin(batches))
+
+    return jax.grad(loss, argnums=(0, 1, 2))(x, w, each)
+
+
 @program(f32(8, 16, 16), f32(1, 16, 32), f32(5, 16, 8))
 def conv_one_dimension(x: Any, w: Any, dilated: Any) -> Any:
     numbers = ("NWC", "WIO", "NWC")
