@@ -163,21 +163,29 @@ def _written(graph: Graph, op: Op) -> float:
 
 
 def matmul_sizes(op: Op, strategies: Strategies, mesh: MeshShape) -> NDArray[np.int64] | None:
-    """Local (batch, m, n, k) of a dot under each strategy."""
+    """Local (batch, m, n, k) of a dot or convolution under each strategy.
+
+    The groups of a convolution are its batch; positions of the result are rows (``m``), positions
+    of the kernel are summed over (``k``) with its input features.
+    """
     rule = op.rule
-    products = ("dot_general", "ragged_dot")
-    if op.kind not in products or rule is None or not strategies.factor_axes[0]:
+    if op.kind not in ("dot_general", "ragged_dot", "convolution") or rule is None:
         return None
-    groups = []
-    lhs, rhs = ({f for dim in rule.operands[i] for f in dim} for i in (0, 1))
-    out = {f for dim in rule.results[0] for f in dim}
+    if not strategies.factor_axes[0]:
+        return None
+    lhs, rhs, out = (
+        {f for dim in tensor for f in dim} for tensor in (*rule.operands, rule.results[0])
+    )
+    groups = {}
     for f in range(len(rule.sizes)):
-        side = 3 if f not in out else 0 if f in lhs & rhs else 1 if f in lhs else 2
-        groups.append(side)
+        if f in out:
+            groups[f] = 0 if f in lhs & rhs else 2 if f in rhs else 1
+        elif f in rhs or op.kind != "convolution":
+            groups[f] = 3
     local = np.ones((len(strategies), 4), np.int64)
     for s, factor_axes in enumerate(strategies.factor_axes):
-        for f, axes in enumerate(factor_axes):
-            local[s, groups[f]] *= -(-rule.sizes[f] // mesh.size(axes))
+        for f, group in groups.items():
+            local[s, group] *= -(-rule.sizes[f] // mesh.size(factor_axes[f]))
     return local
 
 

@@ -136,14 +136,16 @@ class AnalyticModel:
         """Time the arithmetic units are busy [s], ``[S]``.
 
         Matmuls and convolutions run on the matrix units, padded to their tiles on a TPU; all else
-        on the vector units.
+        on the vector units, convolutions too where that is faster (with many groups).
         """
+        peak = self.chip.value("peak_vector", "peak_fp32", "peak_bf16") / self.chip.devices
+        vector_s = np.asarray(work.flops / peak, dtype=np.float64)
         if work.matmul is None:
-            peak = self.chip.value("peak_vector", "peak_fp32", "peak_bf16") / self.chip.devices
-            return np.asarray(work.flops / peak, dtype=np.float64)
+            return vector_s
         padding = self._padding(work.matmul) if self.chip.kind == "tpu" else 1.0
         rate = self.peak_flops(work.dtype) * self._matmul_efficiency
-        return np.asarray(work.flops * padding / rate, dtype=np.float64)
+        matrix_s = np.asarray(work.flops * padding / rate, dtype=np.float64)
+        return np.minimum(matrix_s, vector_s) if work.op == "stablehlo.convolution" else matrix_s
 
     def _padding(self, matmul: np.typing.NDArray[np.int64]) -> Floats:
         """Padded over useful multiplications, ``[S]``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,6 +32,9 @@ SLOW_OPS: dict[str, str] = {
     "stablehlo.transpose": "transposes",
 }
 """Ops whose elements take longer than the traffic, by the unit that was measured for them."""
+
+GROUPED = "grouped"
+"""The unit of a convolution's operations [FLOP] where it has groups."""
 
 
 class CalibratedModel:
@@ -67,7 +71,20 @@ class CalibratedModel:
         self.dispatch_s = calibration.dispatch_s * self._crowding
 
     def compute_s(self, work: Work) -> Floats:
-        """Time of the arithmetic [s], ``[S]``; only matmuls and :data:`SLOW_OPS` take any."""
+        """Time of the arithmetic [s], ``[S]``.
+
+        Only matmuls, convolutions and :data:`SLOW_OPS` take any. A convolution with groups left in
+        it runs in plain loops, any other at the rate of a matmul.
+        """
+        seconds = self._arithmetic_s(work)
+        if work.op == "stablehlo.convolution" and work.matmul is not None:
+            loops = self._fit(replace(work, matmul=None)).per_unit_s.get(GROUPED)
+            if loops is not None:
+                grouped_s = work.flops * loops * self._crowding
+                return np.where(work.matmul[:, 0] > 1, grouped_s, seconds)
+        return seconds
+
+    def _arithmetic_s(self, work: Work) -> Floats:
         unit = "flops" if work.matmul is not None else SLOW_OPS.get(work.op, "")
         per_flop = self._fit(work).per_unit_s.get(unit, 0.0)
         return np.asarray(work.flops * per_flop * self._crowding, dtype=np.float64)

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from autoshard.cost_models.calibrated import GROUPED
 from autoshard.cost_models.calibration import Calibration, LinearFit, Observation
 from autoshard.cost_models.fitting import fit_linear
 from autoshard.cost_models.probes import KINDS, Probe, probes
@@ -155,7 +156,7 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
         return sorted({t.probe.key for t in timed if t.probe.family == family})
 
     elementwise = {
-        k: fit("elementwise", k, ("bytes", "transcendentals", "powers", "transposes"))
+        k: fit("elementwise", k, ("bytes", "transcendentals", "powers", "transposes", GROUPED))
         for k in keys("elementwise")
     }
     return Calibration(

@@ -150,6 +150,45 @@ def _transposes(repeats: int, x: jax.Array) -> jax.Array:
 _SLOW_ELEMENTS = ((4096, 8, 1), (65536, 1, 2), (589824, 1, 2))
 
 
+_GROUPED = ((2, 64, 32, 7, 2), (2, 128, 64, 15, 1))
+"""Images, positions, channels and taps of a depthwise convolution on each device; ops."""
+
+
+def _depthwise(repeats: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    for _ in range(repeats):
+        x = jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (1,),
+            "SAME",
+            dimension_numbers=("NWC", "WIO", "NWC"),
+            feature_group_count=x.shape[-1],
+        )
+    return x
+
+
+def grouped_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
+    """Depthwise convolutions, in f32 and bf16."""
+    for key, dtype, later in _DTYPES:
+        for images, positions, channels, taps, repeats in _GROUPED:
+            shapes = [(images, positions, channels), (taps, 1, channels)]
+            elements = images * positions * channels
+            yield Probe(
+                name=f"elementwise/{key}/grouped/{elements}x{taps}",
+                family="elementwise",
+                key=key,
+                work={
+                    "grouped": 2.0 * elements * taps,
+                    "bytes": 2.0 * jnp.dtype(dtype).itemsize * elements,
+                },
+                repeats=repeats,
+                build=partial(
+                    _program, _line(devices), partial(_depthwise, repeats), shapes, dtype
+                ),
+                stage=1 + later,
+            )
+
+
 def elementwise_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
     """Loops of one op: a product and a sum, a tanh, a power, a transpose, in f32 and bf16."""
     mesh = _line(devices)
@@ -260,5 +299,6 @@ def probes(devices: Sequence[jax.Device]) -> tuple[Probe, ...]:
         *collective_probes(devices),
         *matmul_probes(devices),
         *elementwise_probes(devices),
+        *grouped_probes(devices),
     ]
     return tuple(sorted(every, key=lambda probe: probe.stage))
