@@ -163,11 +163,19 @@ def test_only_the_batch_and_the_features_of_a_convolution_are_split() -> None:
     assert splits == 3 * [[False, True, True, False]]
 
 
-def test_of_a_grouped_convolution_only_the_batch_is_split() -> None:
+def test_of_a_grouped_convolution_batch_features_and_groups_are_split_but_not_space() -> None:
     program = PROGRAMS["conv_depthwise_grad"]
     graph = graph_of(program.fn, *program.values())
     convolutions = [op for op in graph.ops if op.kind == "convolution"]
-    assert [len(rows(graph, op)) for op in convolutions] == [4, 1, 1]
+    # Of images [8, 16, 16, 8], kernel [3, 3, 1, 16] and result [8, 7, 7, 16].
+    for op in convolutions:
+        assert op.piecewise
+        assert kept_whole(graph, op, 0, 1)
+        assert kept_whole(graph, op, 0, 2)
+        assert not kept_whole(graph, op, 0, 0)
+        assert not kept_whole(graph, op, 0, 3)
+    kernel = next(op for op in convolutions if graph.values[op.results[0]].shape[0] == 3)
+    assert any(r[2] for r in rows(graph, kernel))  # images are summed over
 
 
 def test_an_updated_dimension_is_kept_whole() -> None:

@@ -113,7 +113,8 @@ def patchify(images: jax.Array, patch: int) -> jax.Array:
     """``images`` [B, H, W, C] as their patches [B, S, P], row by row."""
     b, h, w, c = images.shape
     cut = images.reshape(b, h // patch, patch, w // patch, patch, c)
-    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, patch * patch * c)
+    patches: jax.Array = cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, patch * patch * c)
+    return patches
 
 
 def waves(position: jax.Array, count: int, base: float = 10_000.0) -> jax.Array:
@@ -138,7 +139,8 @@ def layer_norm(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + epsilon)
-    return (centred * inverse).astype(x.dtype)
+    normal: jax.Array = (centred * inverse).astype(x.dtype)
+    return normal
 
 
 def modulation(layer: Weights, condition: jax.Array) -> jax.Array:
@@ -158,7 +160,8 @@ def block(layer: Weights, x: jax.Array, condition: jax.Array) -> jax.Array:
     y = layer_norm(x) * (1 + scale2) + shift2
     y = jax.nn.gelu(y @ layer["up"].astype(x.dtype) + layer["up_bias"].astype(x.dtype))
     y = y @ layer["down"].astype(x.dtype) + layer["down_bias"].astype(x.dtype)
-    return x + gate2 * y
+    result: jax.Array = x + gate2 * y
+    return result
 
 
 def predict(
@@ -178,7 +181,8 @@ def predict(
     x, _ = jax.lax.scan(jax.checkpoint(layer_fn), x, params["layers"])
     shift, scale = modulation(params["last"], condition)
     x = layer_norm(x) * (1 + scale) + shift
-    return (x @ params["patch_out"].astype(dtype)).astype(jnp.float32)
+    noise: jax.Array = (x @ params["patch_out"].astype(dtype)).astype(jnp.float32)
+    return noise
 
 
 def diffusion_loss(config: DiffusionConfig, params: Any, batch: Any, key: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ from autoshard.experiments.workloads.training import Adam, TrainState
 
 Compile = Callable[[Any], Any]
 TRAINED = (
-    *("mlp", "llama", "llama_unrolled", "moe", "flax_transformer"),
+    *("mlp", "llama", "llama_unrolled", "moe", "flax_transformer", "resnet", "conformer"),
     *("moe_ragged", "dlrm", "equinox_mixer", "haiku_lstm"),
 )
 PUBLISHED = (
