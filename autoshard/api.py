@@ -29,6 +29,7 @@ from autoshard.execute import (
 from autoshard.inside import can_constrain, constrained, meshes_of
 from autoshard.pins import Pins
 from autoshard.plan import Plan
+from autoshard.remesh import on_mesh
 from autoshard.rewrite import rewrite
 from autoshard.search import Options, mesh_shape, search
 from autoshard.signature import (
@@ -302,7 +303,8 @@ class Lowered:
         shardings = named(
             self.traced.signature.arguments, self.plan.argument_shardings, self.traced.mesh
         )
-        return Executable(self.lowered.compile(), self.traced, shardings)
+        results = named(self.traced.results, self.plan.result_shardings, self.traced.mesh)
+        return Executable(on_mesh(self.lowered.compile(), results), self.traced, shardings)
 
 
 @overload

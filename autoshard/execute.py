@@ -202,7 +202,17 @@ def lower_for_planning(traced: Traced) -> jax.stages.Lowered:
     with mesh_set(traced.auto_mesh):
         traced_again = jitted.trace(*_structs(traced))
         _check_closed(traced_again.jaxpr, traced)
-        lowered: jax.stages.Lowered = traced_again.lower(lowering_platforms=(platform,))
+        try:
+            lowered: jax.stages.Lowered = traced_again.lower(lowering_platforms=(platform,))
+        except ValueError as error:
+            if "ordered effects are not supported" not in str(error):
+                raise
+            raise InputError(
+                f"{traced.name} prints or calls back in order, which JAX does not do on "
+                f"{traced.mesh.size} devices: {error}",
+                at=_user_line(error.__traceback__),
+                fix="say ordered=False, or use jax.experimental.io_callback(..., ordered=True)",
+            ) from error
     return lowered
 
 
@@ -233,13 +243,29 @@ def lower_with(
         traced: The program.
         arguments: One per argument of the lowered module.
         results: One per result of the lowered module.
+
+    Returns:
+        The program, with its results on the caller's mesh or on that with automatic axes (see
+        :mod:`autoshard.remesh`).
     """
+    try:
+        return _lowered_onto(traced.mesh, traced, arguments, results)
+    except ValueError as error:
+        if "mesh should be the same" not in str(error):
+            raise
+        return _lowered_onto(traced.auto_mesh, traced, arguments, results)
+
+
+def _lowered_onto(
+    mesh: Mesh, traced: Traced, arguments: Sequence[Sharding], results: Sequence[Sharding]
+) -> jax.stages.Lowered:
+    """Lower with results on ``mesh``."""
     jitted = jax.jit(
         _fresh(traced),
         keep_unused=True,
         donate_argnums=traced.signature.donated,
         in_shardings=named(traced.signature.arguments, arguments, traced.auto_mesh),
-        out_shardings=named(traced.results, results, traced.mesh),
+        out_shardings=named(traced.results, results, mesh),
     )
     with mesh_set(traced.auto_mesh):
         return jitted.lower(*_structs(traced))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -329,9 +330,10 @@ def _reductions(
         if strategies is None or not strategies.reduced[choice]:
             continue
         op = graph.ops[node.op]
-        size = float(partial_bytes(graph, op, strategies, mesh, model.compiler)[choice])
         kind: CollectiveKind = "reduce_scatter" if strategies.scattered[choice] else "all_reduce"
-        for axes in strategies.reduced[choice]:
+        for result, axes in itertools.product(range(len(op.results)), strategies.reduced[choice]):
+            partial = partial_bytes(graph, op, strategies, mesh, model.compiler, result)
+            size = float(partial[choice])
             named = tuple(MeshAxis(a, mesh.size((a,))) for a in axes)
             collective = PlannedCollective(
                 kind=kind,
@@ -341,8 +343,8 @@ def _reductions(
                 trips=op.trips,
                 seconds=float(model.collective_s(kind, np.array([size]), named)[0]),
                 op=op.index,
-                value=op.results[0],
-                dtype=graph.values[op.results[0]].dtype,
+                value=op.results[result],
+                dtype=graph.values[op.results[result]].dtype,
                 why=f"partial results of {op.kind} #{op.index}",
                 source=op.source,
             )

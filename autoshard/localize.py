@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -131,12 +132,12 @@ class _Expander:
         else:
             kind, axes, dims = op.collective.kind, op.collective.axes, (op.collective.dim,)
             self._add(LocalOp(kind, inputs, outputs, op.index, axes=axes, dims=dims))
-        for group in reduced:
+        for position, group in itertools.product(range(len(op.results)), reduced):
             kind, dims = "all_reduce", ()
             if partial is not None:
                 kind, dims = "reduce_scatter", (_scattered(partial[0], results[0]),)
-            before = self.at[op.results[0]]
-            after = self._name(op.results[0], results[0])
+            before = self.at[op.results[position]]
+            after = self._name(op.results[position], results[position])
             self._add(LocalOp(kind, (before,), (after,), op.index, axes=group, dims=dims))
 
     def _masked(self, op: Op, position: int, sharding: Sharding, local: int) -> int:

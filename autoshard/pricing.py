@@ -8,6 +8,7 @@ them by an edge back to the argument.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -337,8 +338,11 @@ class _Builder:
         seconds = np.zeros(len(strategies))
         if not any(strategies.reduced):
             return seconds
-        size = partial_bytes(self.graph, op, strategies, self.mesh, self.model.compiler)
-        for groups in set(strategies.reduced) - {()}:
+        sizes = [
+            partial_bytes(self.graph, op, strategies, self.mesh, self.model.compiler, result)
+            for result in range(len(op.results))
+        ]
+        for size, groups in itertools.product(sizes, set(strategies.reduced) - {()}):
             rows = np.array([r == groups for r in strategies.reduced])
             for group in groups:
                 axes = tuple(MeshAxis(a, self.mesh.size((a,))) for a in group)
@@ -502,21 +506,19 @@ class _Builder:
 
 
 def partial_bytes(
-    graph: Graph, op: Op, strategies: Strategies, mesh: MeshShape, compiler: str
+    graph: Graph, op: Op, strategies: Strategies, mesh: MeshShape, compiler: str, result: int = 0
 ) -> NDArray[np.float64]:
-    """Bytes on one device of the partial result before it is combined, ``[S]``."""
-    size = np.zeros(len(strategies))
-    for value, ids in zip(op.results, strategies.results, strict=True):
-        tensor = graph.values[value]
-        nbytes = sent_bytes(tensor.nbytes, tensor.dtype, compiler)
-        size += layouts(len(tensor.shape), mesh).local_bytes(tensor.shape, nbytes)[ids]
+    """Bytes on one device of a partial result before it is combined, ``[S]``."""
+    tensor = graph.values[op.results[result]]
+    size = sent_bytes(tensor.nbytes, tensor.dtype, compiler)
+    pieces = layouts(len(tensor.shape), mesh).local_bytes(tensor.shape, size)
     undo = np.array(
         [
             mesh.size(groups[0]) if scattered else 1
             for groups, scattered in zip(strategies.reduced, strategies.scattered, strict=True)
         ]
     )
-    return np.asarray(size * undo, np.float64)
+    return np.asarray(pieces[strategies.results[result]] * undo, np.float64)
 
 
 def _whole(seconds: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -49,7 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "strategies",
         "pricing",
     ),
-    ("origin", "plan", "plan_text", "piecewise", "rewrite", "execute"),
+    ("origin", "plan", "plan_text", "piecewise", "rewrite", "remesh", "execute"),
     ("inside",),
     ("budget",),
     ("interpret", "moves"),
