@@ -67,7 +67,7 @@ class _Writer:
 
     def __init__(self, module: ir.Module, plan: Plan) -> None:
         self.plan = plan
-        self.mesh = _mesh_symbol(module, plan)
+        self.mesh = mesh_symbol(module, plan)
         self.ops = {op.index: op for op in plan.ops}
         heads = len(plan.arguments)
         self.lines = plan.signature[heads : len(plan.signature) - len(plan.results)]
@@ -280,7 +280,7 @@ def _planned(block: ir.Block) -> list[ir.Operation]:
     return [op.operation for op in block.operations if op.operation.name not in TERMINATORS]
 
 
-def _mesh_symbol(module: ir.Module, plan: Plan) -> str:
+def mesh_symbol(module: ir.Module, plan: Plan) -> str:
     """Name of the module's mesh; JAX writes one as soon as an argument has a sharding."""
     wanted = list(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
     for op in module.body.operations:
