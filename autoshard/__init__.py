@@ -3,6 +3,7 @@
 from autoshard.api import Lowered, Sharded, autoshard
 from autoshard.errors import (
     AutoshardError,
+    FallbackWarning,
     InfeasibleError,
     InputError,
     PlanMismatchError,
@@ -18,6 +19,7 @@ from autoshard.validate import Validation
 __all__ = [
     "AutoshardError",
     "Executable",
+    "FallbackWarning",
     "InfeasibleError",
     "InputError",
     "Lowered",

@@ -12,6 +12,7 @@ from typing import Any, overload
 import jax
 from jax.sharding import Mesh
 
+from autoshard.child import UnsupportedError
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError
 from autoshard.execute import (
@@ -27,6 +28,7 @@ from autoshard.execute import (
     trace,
 )
 from autoshard.inside import can_constrain, constrained, meshes_of
+from autoshard.partition import PARTITIONERS, Partitioner, partition, warn_of_fallback
 from autoshard.pins import Pins
 from autoshard.plan import Plan
 from autoshard.remesh import on_mesh
@@ -64,6 +66,7 @@ class Sharded:
         mesh: The mesh it runs over.
         convention: Its static and donated arguments.
         options: How plans are searched for.
+        partitioner: Who writes the program of one device.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Sharded:
         convention: Convention,
         options: Options,
         plan: Plan | None = None,
+        partitioner: Partitioner = "xla",
     ) -> None:
         functools.update_wrapper(self, fn)
         self._name = str(getattr(fn, "__name__", type(fn).__name__))
@@ -80,6 +84,7 @@ class Sharded:
         self.mesh = mesh
         self.convention = convention
         self.options = options
+        self.partitioner: Partitioner = partitioner
         self._given = plan
         self._lock = threading.RLock()
         self._traced: dict[Hashable, Traced] = {}
@@ -124,7 +129,7 @@ class Sharded:
         """Plan, and lower with the plan's shardings written into the module."""
         call = split(self.convention, args, kwargs)
         key = call_key(self.convention, call)
-        return Lowered.of(self._traced_for(call, key), self._plan(call, key))
+        return Lowered.of(self._traced_for(call, key), self._plan(call, key), self.partitioner)
 
     def compile(self, *args: Any, **kwargs: Any) -> Executable:
         """The executable that a call with such arguments runs; compiled once."""
@@ -175,7 +180,7 @@ class Sharded:
         abstract = any(isinstance(v, jax.ShapeDtypeStruct) for v in values)
         return validate(
             plan,
-            Lowered.of(traced, plan).compile,
+            Lowered.of(traced, plan, self.partitioner).compile,
             None if abstract else values,
             repeats=repeats,
             budget_s=budget_s,
@@ -260,7 +265,7 @@ class Sharded:
         with self._lock:
             if key not in self._executables:
                 plan = self._plan(call, key)
-                lowered = Lowered.of(self._traced_for(call, key), plan)
+                lowered = Lowered.of(self._traced_for(call, key), plan, self.partitioner)
                 self._executables[key] = lowered.compile()
             return self._executables[key]
 
@@ -273,18 +278,27 @@ class Lowered:
         plan: The plan.
         traced: The program it is for.
         lowered: The rewritten program as JAX holds it.
+        partitioner: Who has written, or will write, the program of one device.
+        fallback_reason: Why that is XLA although Shardy was asked for; else empty.
     """
 
     plan: Plan
     traced: Traced
     lowered: jax.stages.Lowered
+    partitioner: Partitioner = "xla"
+    fallback_reason: str = ""
 
     @classmethod
-    def of(cls, traced: Traced, plan: Plan) -> Lowered:
+    def of(cls, traced: Traced, plan: Plan, partitioner: Partitioner = "xla") -> Lowered:
         """Lower afresh and write the plan into the module."""
         lowered = lower_with(traced, plan.argument_shardings, plan.result_shardings)
         rewrite(module_of(lowered), plan)
-        return cls(plan, traced, lowered)
+        if partitioner == "shardy":
+            try:
+                partition(module_of(lowered), plan)
+            except UnsupportedError as error:
+                return cls(plan, traced, lowered, "xla", str(error))
+        return cls(plan, traced, lowered, partitioner)
 
     def as_text(self) -> str:
         """The StableHLO module with its shardings."""
@@ -299,12 +313,23 @@ class Lowered:
         return self.lowered.cost_analysis()
 
     def compile(self) -> Executable:
-        """Compile for the devices of the mesh."""
+        """Compile for the devices of the mesh; a fallback to XLA's partitioner warns."""
         shardings = named(
             self.traced.signature.arguments, self.plan.argument_shardings, self.traced.mesh
         )
         results = named(self.traced.results, self.plan.result_shardings, self.traced.mesh)
-        return Executable(on_mesh(self.lowered.compile(), results), self.traced, shardings)
+        used, reason = self.partitioner, self.fallback_reason
+        try:
+            compiled = self.lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if used == "xla":
+                raise
+            used, reason = "xla", f"XLA refuses the program of one device: {error}"
+            compiled = Lowered.of(self.traced, self.plan).lowered.compile()
+        if reason:
+            warn_of_fallback(self.traced.name, reason)
+        program = on_mesh(compiled, results)
+        return Executable(program, self.traced, shardings, used, reason)
 
 
 @overload
@@ -324,6 +349,7 @@ def autoshard(
     time_limit_s: float = 60.0,
     progress: Callable[[Progress], None] | None = None,
     plan: Plan | None = None,
+    partitioner: Partitioner = "xla",
 ) -> Sharded: ...
 
 
@@ -344,6 +370,7 @@ def autoshard(
     time_limit_s: float = 60.0,
     progress: Callable[[Progress], None] | None = None,
     plan: Plan | None = None,
+    partitioner: Partitioner = "xla",
 ) -> Callable[[Callable[..., Any]], Sharded]: ...
 
 
@@ -363,6 +390,7 @@ def autoshard(
     time_limit_s: float = 60.0,
     progress: Callable[[Progress], None] | None = None,
     plan: Plan | None = None,
+    partitioner: Partitioner = "xla",
 ) -> Sharded | Callable[[Callable[..., Any]], Sharded]:
     """Make ``fn`` run sharded over ``mesh``, with shardings that a solver chooses.
 
@@ -388,6 +416,9 @@ def autoshard(
         time_limit_s: Time the solver may take [s].
         progress: Called with signs of life from the solver.
         plan: A plan to use instead of searching for one; refused if it is for another program.
+        partitioner: Who writes the program of one device: ``"xla"`` reads the plan's shardings as
+            annotations; with ``"shardy"`` Shardy's passes write it with exactly the plan's
+            collectives, and it falls back to ``"xla"``, with a warning, where they cannot.
 
     Returns:
         A :class:`Sharded` function.
@@ -399,12 +430,17 @@ def autoshard(
         in_shardings, out_shardings, memory_limit, cost_model, solver, time_limit_s, progress
     )
 
+    if partitioner not in PARTITIONERS:
+        raise InputError(
+            f"no partitioner is called {partitioner!r}", fix=f"known: {', '.join(PARTITIONERS)}"
+        )
+
     def wrap(function: Callable[..., Any]) -> Sharded:
         _check_function(function)
         convention = Convention.of(
             function, static_argnums, static_argnames, donate_argnums, donate_argnames
         )
-        return Sharded(function, _checked_mesh(mesh), convention, options, plan)
+        return Sharded(function, _checked_mesh(mesh), convention, options, plan, partitioner)
 
     if fn is None:
         _checked_mesh(mesh)

@@ -7,16 +7,16 @@ row-major, which is how ``jit`` numbers partitions.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 from jax.extend.mlir import ir
 
+from autoshard.child import UnsupportedError
 from autoshard.local import step_of
-from autoshard.shardings import MeshShape, Sharding
+from autoshard.shardings import MeshShape, Sharding, local_shape
 
 Value: TypeAlias = "ir.Value[Any]"
 
@@ -29,10 +29,6 @@ KINDS = {
 """Shardy's ops that move one tensor between shardings, and the step that each must be."""
 
 
-class UnsupportedError(Exception):
-    """A program that cannot be partitioned here; says what stands in the way."""
-
-
 def replica_groups(mesh: MeshShape, axes: Sequence[str]) -> list[list[int]]:
     """The groups of devices that differ along ``axes`` only, each in the order of ``axes``.
 
@@ -43,8 +39,8 @@ def replica_groups(mesh: MeshShape, axes: Sequence[str]) -> list[list[int]]:
     ids = np.arange(mesh.devices).reshape(mesh.sizes)
     moved = [mesh.names.index(a) for a in axes]
     rest = [d for d in range(len(mesh.sizes)) if d not in moved]
-    groups = ids.transpose(*rest, *moved).reshape(-1, mesh.size(axes))
-    return cast("list[list[int]]", groups.tolist())
+    groups: list[list[int]] = ids.transpose(*rest, *moved).reshape(-1, mesh.size(axes)).tolist()
+    return groups
 
 
 def permutation(mesh: MeshShape, source: Sharding, target: Sharding) -> list[tuple[int, int]]:
@@ -98,9 +94,23 @@ class Emitter:
         self.channel = channel
 
     def step(
-        self, before: ir.Operation, value: Value, kind: str, source: Sharding, target: Sharding
+        self,
+        before: ir.Operation,
+        value: Value,
+        kind: str,
+        source: Sharding,
+        target: Sharding,
+        whole: Sequence[int],
     ) -> Value:
-        """One single step of a reshard.
+        """One single step of a reshard; pieces that their axes do not divide are padded.
+
+        Args:
+            before: What it is written before.
+            value: The device's piece under ``source``.
+            kind: What Shardy makes of the step.
+            source: Sharding before.
+            target: Sharding after.
+            whole: Shape of the whole tensor.
 
         Raises:
             UnsupportedError: The shardings are not one step of that kind apart.
@@ -108,19 +118,24 @@ class Emitter:
         step, axes, dim = step_of(source, target)
         if step != kind:
             raise UnsupportedError(f"Shardy makes a {kind} of the step {source} -> {target}")
-        if kind == "slice":
-            return self.piece(before, value, {dim: axes})
-        shape = list(_shape(value))
         count = self.mesh.size(axes)
+        after = local_shape(tuple(whole), target, self.mesh)
+        shape = list(_shape(value))
         if kind == "permute":
             pairs = permutation(self.mesh, source, target)
             attributes = {"source_target_pairs": _integers(pairs)}
             return self._collective(before, "collective_permute", value, shape, attributes)
+        if kind != "all_gather":  # ``dim`` grows more axes
+            value = self.padded(before, value, dim, after[dim] * count)
+        if kind == "slice":
+            return self.piece(before, value, {dim: axes})
+        shape = list(_shape(value))
         attributes = {"replica_groups": _integers(replica_groups(self.mesh, axes))}
         if kind == "all_gather":
             shape[dim] *= count
             attributes |= {"all_gather_dim": _i64(dim), "use_global_device_ids": ir.UnitAttr.get()}
-            return self._collective(before, "all_gather", value, shape, attributes)
+            made = self._collective(before, "all_gather", value, shape, attributes)
+            return self.cropped(before, made, dim, after[dim])
         (shrunk,) = (
             d for d, (s, t) in enumerate(zip(source, target, strict=True)) if len(t) < len(s)
         )
@@ -131,12 +146,13 @@ class Emitter:
             "concat_dimension": _i64(shrunk),
             "split_count": _i64(count),
         }
-        return self._collective(before, "all_to_all", value, shape, attributes)
+        made = self._collective(before, "all_to_all", value, shape, attributes)
+        return self.cropped(before, made, shrunk, after[shrunk])
 
     def reduce(
         self, before: ir.Operation, value: Value, axes: Sequence[str], combiner: str, dim: int = -1
     ) -> Value:
-        """Combine partial results over ``axes``; with ``dim``, each device keeps its piece of it."""
+        """Combine partial results over ``axes``; with ``dim``, every device keeps its piece."""
         shape = list(_shape(value))
         attributes: dict[str, ir.Attribute] = {
             "replica_groups": _integers(replica_groups(self.mesh, axes)),
@@ -150,7 +166,11 @@ class Emitter:
         made = self._collective(before, name, value, shape, attributes, regions=1)
         element = ir.RankedTensorType.get([], ir.RankedTensorType(value.type).element_type)
         location = before.location
-        body = made.owner.regions[0].blocks.append(element, element, arg_locs=[location] * 2)
+        body = (
+            cast(ir.Operation, made.owner)
+            .regions[0]
+            .blocks.append(element, element, arg_locs=[location] * 2)
+        )
         with ir.InsertionPoint(body):
             combined = ir.Operation.create(
                 combiner, results=[element], operands=list(body.arguments), loc=location
@@ -158,9 +178,64 @@ class Emitter:
             ir.Operation.create("stablehlo.return", operands=[combined.results[0]], loc=location)
         return made
 
-    def piece(
-        self, before: ir.Operation, value: Value, split: dict[int, tuple[str, ...]]
-    ) -> Value:
+    def padded(self, before: ir.Operation, value: Value, dim: int, size: int) -> Value:
+        """A value with one dimension lengthened to ``size`` by zeros."""
+        shape = list(_shape(value))
+        if shape[dim] == size:
+            return value
+        more = [size - n if d == dim else 0 for d, n in enumerate(shape)]
+        shape[dim] = size
+        zero = self.constant(before, ir.RankedTensorType(value.type).element_type, 0)
+        none = ir.DenseI64ArrayAttr.get([0] * len(shape))
+        attributes = {
+            "edge_padding_low": none,
+            "edge_padding_high": ir.DenseI64ArrayAttr.get(more),
+            "interior_padding": none,
+        }
+        return self.create(before, "pad", [value, zero], shape, attributes=attributes)
+
+    def cropped(self, before: ir.Operation, value: Value, dim: int, size: int) -> Value:
+        """The first ``size`` elements along one dimension."""
+        shape = list(_shape(value))
+        if shape[dim] == size:
+            return value
+        return self.section(before, value, dim, 0, size)
+
+    def section(self, before: ir.Operation, value: Value, dim: int, start: int, stop: int) -> Value:
+        """The elements from ``start`` to ``stop`` along one dimension."""
+        shape = list(_shape(value))
+        low = [start if d == dim else 0 for d in range(len(shape))]
+        high = [stop if d == dim else n for d, n in enumerate(shape)]
+        shape[dim] = stop - start
+        bounds = {"start_indices": low, "limit_indices": high, "strides": [1] * len(shape)}
+        attributes = {name: ir.DenseI64ArrayAttr.get(n) for name, n in bounds.items()}
+        return self.create(before, "slice", [value], shape, attributes=attributes)
+
+    def masked(
+        self, before: ir.Operation, value: Value, start: Value, dim: int, axes: Sequence[str],
+        size: int,
+    ) -> Value:  # fmt: skip
+        """A device's piece with its padding along one dimension replaced by the scalar ``start``.
+
+        Args:
+            before: What it is written before.
+            value: The piece.
+            start: What to put there.
+            dim: The dimension.
+            axes: The axes that split it.
+            size: Its true size in the whole tensor.
+        """
+        shape, element = _shape(value), ir.RankedTensorType(value.type).element_type
+        i32 = ir.IntegerType.get_signless(32)
+        where = {"iota_dimension": _i64(dim)}
+        place = self.create(before, "iota", [], shape, i32, where)
+        first = self.spread(before, self.offset(before, axes, shape[dim]), shape, ())
+        place = self.create(before, "add", [place, first], shape)
+        real = self.compare(before, "LT", place, self.constant(before, i32, size, shape))
+        filling = self.spread(before, start, shape, ())
+        return self.create(before, "select", [real, value, filling], shape, element)
+
+    def piece(self, before: ir.Operation, value: Value, split: dict[int, tuple[str, ...]]) -> Value:
         """The device's piece of a value: per dimension, the axes that split it."""
         shape = list(_shape(value))
         starts = []
@@ -186,7 +261,7 @@ class Emitter:
         i32 = ir.IntegerType.get_signless(32)
         if len(set(numbers)) == 1:
             return self.constant(before, i32, numbers[0])
-        table = ir.DenseElementsAttr.get(np.array(numbers, np.int32))
+        table = ir.Attribute.parse(f"dense<{list(numbers)}> : tensor<{len(numbers)}xi32>")
         listed = self._create(
             before, "constant", [], [len(numbers)], i32, attributes={"value": table}
         )
@@ -233,7 +308,7 @@ class Emitter:
         operands: Sequence[Value],
         shape: Sequence[int],
         element: ir.Type | None = None,
-        attributes: dict[str, ir.Attribute] | None = None,
+        attributes: Mapping[str, ir.Attribute] | None = None,
     ) -> Value:
         """A StableHLO op with one result, of the element type of its first operand if not given."""
         made = element or ir.RankedTensorType(operands[0].type).element_type
@@ -272,14 +347,14 @@ class Emitter:
         operands: Sequence[Value],
         shape: Sequence[int],
         element: ir.Type,
-        attributes: dict[str, ir.Attribute] | None = None,
+        attributes: Mapping[str, ir.Attribute] | None = None,
         regions: int = 0,
     ) -> Value:
         made = ir.Operation.create(
             f"stablehlo.{name}",
             results=[ir.RankedTensorType.get(list(shape), element)],
             operands=list(operands),
-            attributes=attributes or {},
+            attributes=dict(attributes or {}),
             regions=regions,
             loc=before.location,
             ip=ir.InsertionPoint(before),
@@ -296,4 +371,5 @@ def _i64(number: int) -> ir.Attribute:
 
 
 def _integers(rows: Sequence[Sequence[int]]) -> ir.Attribute:
-    return ir.DenseElementsAttr.get(np.array(rows, np.int64).reshape(len(rows), -1))
+    text = f"dense<{[list(row) for row in rows]}> : tensor<{len(rows)}x{len(rows[0])}xi64>"
+    return ir.Attribute.parse(text)

@@ -41,3 +41,7 @@ class PlanMismatchError(AutoshardError, ValueError):
 
 class UnknownOpWarning(UserWarning):
     """An op runs whole on every device because nobody said how it may be split."""
+
+
+class FallbackWarning(UserWarning):
+    """What was asked for could not be done, and another way was taken."""

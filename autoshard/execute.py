@@ -378,11 +378,15 @@ class Executable:
         compiled: The executable as JAX made it, over flat arrays.
         traced: The program it was compiled from.
         in_shardings: One per array argument.
+        partitioner: Who wrote the program of one device: ``"xla"`` or ``"shardy"``.
+        fallback_reason: Why that is XLA although Shardy was asked for; else empty.
     """
 
     compiled: jax.stages.Compiled
     traced: Traced
     in_shardings: tuple[NamedSharding, ...]
+    partitioner: str = "xla"
+    fallback_reason: str = ""
     _settings: tuple[Any, ...] = field(default_factory=settings)
     _weak: list[bool] = field(init=False)
     _seen: list[list[Any]] = field(init=False, default_factory=list)

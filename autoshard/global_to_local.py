@@ -17,7 +17,8 @@ from typing import Any, TypeAlias, cast
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy, stablehlo
 
-from autoshard.collectives_lowering import KINDS, Emitter, UnsupportedError
+from autoshard.child import UnsupportedError
+from autoshard.collectives_lowering import KINDS, Emitter
 from autoshard.counting import combiner_of
 from autoshard.program import REGION_OPS, TERMINATORS, main_block, source_of, terminator
 from autoshard.shardings import MeshShape, Sharding, local_shape, replicated, splitting
@@ -80,9 +81,7 @@ _COLLECTIVES = frozenset(
 
 
 class _Localizer:
-    def __init__(
-        self, module: ir.Module, mesh: MeshShape, reductions: Sequence[Reduction]
-    ) -> None:
+    def __init__(self, module: ir.Module, mesh: MeshShape, reductions: Sequence[Reduction]) -> None:
         self.block = main_block(module)
         self.mesh = mesh
         self.reductions = list(reductions)
@@ -94,11 +93,13 @@ class _Localizer:
 
     def program(self) -> None:
         function = cast(ir.Operation, self.block.owner).operation
-        named = function.attributes["arg_attrs"] if "arg_attrs" in function.attributes else []
-        attributes = [ir.DictAttr(a) for a in named] or [{}] * len(self.block.arguments)
-        for argument, stated in zip(self.block.arguments, attributes, strict=True):
-            sharding = stated["sdy.sharding"] if "sdy.sharding" in stated else None
-            self._place(argument, None if sharding is None else read_sharding(sharding, self.mesh))
+        if "arg_attrs" in function.attributes:
+            listed = ir.ArrayAttr(function.attributes["arg_attrs"])
+            stated = [_sharding_in(ir.DictAttr(a), self.mesh) for a in listed]
+        else:
+            stated = [None] * len(self.block.arguments)
+        for argument, sharding in zip(self.block.arguments, stated, strict=True):
+            self._place(argument, sharding)
         self._block(self.block)
         if self.reductions:
             raise UnsupportedError(
@@ -106,9 +107,7 @@ class _Localizer:
             )
         inputs = [a.type for a in self.block.arguments]
         results = [v.type for v in terminator(self.block).operands]
-        function.attributes["function_type"] = ir.TypeAttr.get(
-            ir.FunctionType.get(inputs, results)
-        )
+        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
 
     def _place(self, value: Value, sharding: Sharding | None) -> None:
         """Give a value the type of a device's piece of it."""
@@ -178,7 +177,8 @@ class _Localizer:
         source = self.shardings[value]
         made = value
         if source != target:  # equal where a reduction has scattered its result already
-            made = self.emit.step(operation, value, KINDS[operation.name], source, target)
+            kind, whole = KINDS[operation.name], self.shapes[value]
+            made = self.emit.step(operation, value, kind, source, target, whole)
         self._replace(operation, result, made, target)
 
     def _replace(
@@ -274,6 +274,8 @@ class _Localizer:
             self._gather(operation)
         elif name == "scatter":
             self._scatter(operation)
+        elif name in ("dot_general", "reduce"):
+            self._mask(operation)
         else:
             meeting = _meeting(operation, self.shapes) & split
             if meeting:
@@ -296,10 +298,13 @@ class _Localizer:
             return
         sharding = self.shardings[result]
         result.set_type(ir.RankedTensorType.get(list(self.shapes[result]), piece.element_type))
-        after = self.after
+        after, readers = self.after, _readers(result)
         split = {d: axes for d, axes in enumerate(sharding) if axes}
-        made = self.emit.piece(after, result, split)
-        self._stand_in(result, made)
+        padded = result
+        for d, axes in split.items():
+            padded = self.emit.padded(after, padded, d, piece.shape[d] * self.mesh.size(axes))
+        made = self.emit.piece(after, padded, split)
+        self._stand_in(readers, result, made)
 
     def _iota(self, operation: ir.Operation, result: Value) -> None:
         dim = ir.IntegerAttr(operation.attributes["iota_dimension"]).value
@@ -308,17 +313,19 @@ class _Localizer:
             return
         type_ = ir.RankedTensorType(result.type)
         shape = tuple(type_.shape)
-        after = self.after
+        after, readers = self.after, _readers(result)
         start = self.emit.offset(after, axes, shape[dim])
         start = self.emit.create(after, "convert", [start], (), type_.element_type)
         start = self.emit.spread(after, start, shape, ())
         made = self.emit.create(after, "add", [result, start], shape)
-        self._stand_in(result, made)
+        self._stand_in(readers, result, made)
 
-    def _stand_in(self, result: Value, made: Value) -> None:
-        """Have everything after an op read ``made`` in place of its result."""
-        owner = cast(ir.Operation, made.owner)
-        result.replace_all_uses_except(made, [owner.operation])
+    def _stand_in(
+        self, readers: list[tuple[ir.Operation, int]], result: Value, made: Value
+    ) -> None:
+        """Have ``readers``, the operands that read an op's result so far, read ``made``."""
+        for reader, position in readers:
+            reader.operands[position] = made
         self.shapes[made], self.shardings[made] = self.shapes[result], self.shardings[result]
 
     def _whole_or(self, operation: ir.Operation, split: set[int], sizes: str) -> None:
@@ -331,6 +338,29 @@ class _Localizer:
                 raise UnsupportedError(f"it takes a part of dimension {d}, which is split")
             given[d] = piece[d]
         operation.attributes[sizes] = ir.DenseI64ArrayAttr.get(given)
+
+    def _mask(self, operation: ir.Operation) -> None:
+        """Keep the padding of a dimension that is summed out of the sum."""
+        if operation.name == "stablehlo.reduce":
+            summed = set(ir.DenseI64ArrayAttr(operation.attributes["dimensions"]))
+            sides = [summed] * len(operation.results)
+            starts = list(operation.operands)[len(sides) :]
+        else:
+            numbers = stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
+            sides = [
+                set(numbers.lhs_contracting_dimensions),
+                set(numbers.rhs_contracting_dimensions),
+            ]
+            starts = []
+        for k, dims in enumerate(sides):
+            value = operation.operands[k]
+            sharding, whole = self.shardings[value], self.shapes[value]
+            for d in sorted(dims):
+                if whole[d] % self.mesh.size(sharding[d]):
+                    element = ir.RankedTensorType(value.type).element_type
+                    start = starts[k] if starts else self.emit.constant(operation, element, 0)
+                    value = self.emit.masked(operation, value, start, d, sharding[d], whole[d])
+                    operation.operands[k] = value
 
     def _gather(self, operation: ir.Operation) -> None:
         source, indices = operation.operands
@@ -362,13 +392,13 @@ class _Localizer:
         )
         operation.operands[1] = places
         shape = tuple(ir.RankedTensorType(result.type).shape)
-        after = self.after
+        after, readers = self.after, _readers(result)
         batch = [d for d in range(len(shape)) if d not in numbers.offset_dims]
         mask = self.emit.spread(after, inside, shape, batch)
         element = ir.RankedTensorType(result.type).element_type
         zero = self.emit.constant(after, element, 0, shape)
         made = self.emit.create(after, "select", [mask, result, zero], shape, element)
-        self._stand_in(result, made)
+        self._stand_in(readers, result, made)
 
     def _scatter(self, operation: ir.Operation) -> None:
         if len(operation.results) != 1:
@@ -457,18 +487,7 @@ class _Localizer:
         across = [d for d in range(len(shape)) if d != vector]
         parts, inside = [], None
         for k in range(shape[vector]):
-            low = [k if d == vector else 0 for d in range(len(shape))]
-            high = [k + 1 if d == vector else n for d, n in enumerate(shape)]
-            ones = [1] * len(shape)
-            where = dict(
-                zip(
-                    ("start_indices", "limit_indices", "strides"),
-                    map(ir.DenseI64ArrayAttr.get, (low, high, ones)),
-                    strict=True,
-                )
-            )
-            column = [1 if d == vector else n for d, n in enumerate(shape)]
-            part = emit.create(operation, "slice", [indices], column, attributes=where)
+            part = emit.section(operation, indices, vector, k, k + 1)
             part = emit.create(operation, "reshape", [part], flat)
             if k in columns:
                 dim = columns[k]
@@ -490,6 +509,7 @@ class _Localizer:
                             if inside is None
                             else emit.create(operation, "and", [inside, fits], flat, truth)
                         )
+            column = [1 if d == vector else n for d, n in enumerate(shape)]
             parts.append(emit.spread(operation, part, column, across))
         joined = emit.create(
             operation, "concatenate", parts, shape, attributes={"dimension": _i64(vector)}
@@ -513,6 +533,14 @@ def _combiner(value: Value) -> str:
         return combiner_of(owner.operation)
     is_bool = str(ir.RankedTensorType(value.type).element_type) == "i1"
     return "stablehlo.or" if is_bool else "stablehlo.add"
+
+
+def _sharding_in(attributes: ir.DictAttr, mesh: MeshShape) -> Sharding | None:
+    return read_sharding(attributes["sdy.sharding"], mesh) if "sdy.sharding" in attributes else None
+
+
+def _readers(value: Value) -> list[tuple[ir.Operation, int]]:
+    return [(use.owner.operation, use.operand_number) for use in value.uses]
 
 
 def _i64(number: int) -> ir.Attribute:

@@ -8,26 +8,31 @@ with its collectives. XLA then has nothing left to partition.
 from __future__ import annotations
 
 import io
-import os
-import signal
-import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Literal
 
 from jax.extend.mlir import ir
 
-from autoshard.collectives_lowering import UnsupportedError
+from autoshard.child import ask
+from autoshard.errors import FallbackWarning
 from autoshard.global_to_local import Reduction
 from autoshard.plan import OpPlan, Plan
 from autoshard.program import main_block, terminator
 from autoshard.rewrite import mesh_symbol
 from autoshard.shardings import Sharding
-from autoshard.shardy_passes import UNSUPPORTED, request
+from autoshard.shardy_passes import request
+
+Partitioner = Literal["xla", "shardy"]
+"""Who writes the program of one device."""
+
+PARTITIONERS: tuple[Partitioner, ...] = ("xla", "shardy")
 
 DEADLINE_S = 120.0
-"""Time that the child may take [s]; a program of ten thousand ops takes it a few seconds."""
+"""Time that the child may take for one program [s]; ten thousand ops take it some seconds."""
 
-CHILD = (sys.executable, "-m", "autoshard.shardy_passes")
+CHILD = (sys.executable, "-c", "from autoshard.shardy_passes import main; main()")
 """The command that partitions a module."""
 
 
@@ -43,11 +48,17 @@ def partition(module: ir.Module, plan: Plan) -> None:
     """
     bytecode = io.BytesIO()
     module.operation.write_bytecode(bytecode)
-    reductions = tuple(map(_reduction, (op for op in plan.ops if op.reduced)))
-    answer = _ask(request(plan.mesh, reductions) + bytecode.getvalue())
+    summed = [op for op in plan.ops if op.reduced and not op.piecewise]
+    reductions = tuple(map(_reduction, summed))
+    answer = ask(CHILD, request(plan.mesh, reductions, bytecode.getvalue()), DEADLINE_S)
     with module.context, ir.Location.unknown():
         local = ir.Module.parse(answer)
         _enclose(module, main_block(local), plan)
+
+
+def warn_of_fallback(name: str, reason: str) -> None:
+    """Say why XLA partitions a program that Shardy was to partition."""
+    warnings.warn(f"XLA partitions {name}, not Shardy: {reason}", FallbackWarning, stacklevel=4)
 
 
 def _reduction(op: OpPlan) -> Reduction:
@@ -56,38 +67,6 @@ def _reduction(op: OpPlan) -> Reduction:
     before, after = op.partial, op.results[0]
     dim = next(d for d, (b, a) in enumerate(zip(before, after, strict=True)) if b != a)
     return Reduction(op.reduced, dim)
-
-
-def _ask(message: bytes) -> bytes:
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), JAX_PLATFORMS="cpu")
-    try:
-        done = subprocess.run(
-            CHILD,
-            input=message,
-            capture_output=True,
-            timeout=DEADLINE_S,
-            env=environment,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UnsupportedError(f"Shardy's passes took more than {DEADLINE_S:g} s") from None
-    except OSError as error:
-        raise UnsupportedError(f"no child process could be started: {error}") from error
-    if done.returncode == 0:
-        return done.stdout
-    if done.returncode == UNSUPPORTED:
-        raise UnsupportedError(done.stdout.decode(errors="replace"))
-    raise UnsupportedError(f"Shardy's passes {_death(done.returncode, done.stderr)}")
-
-
-def _death(status: int, log: bytes) -> str:
-    """How a child ended, with what it said last."""
-    how = f"ended with status {status}"
-    if status < 0:
-        how = f"died of {signal.Signals(-status).name}"
-    lines = [line for line in log.decode(errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if "rror" in line or "heck failed" in line] or lines[-1:]
-    return f"{how}: {telling[-1].strip()[:300]}" if telling else how
 
 
 def _enclose(module: ir.Module, local: ir.Block, plan: Plan) -> None:

@@ -1,38 +1,32 @@
-"""Shardy's passes on a planned module, in a process of their own: ``python -m`` this module.
+"""Shardy's passes on a planned module, in a process of their own.
 
 A failed invariant in these passes aborts the process, so they run in a child
-(:mod:`autoshard.partition`). It reads a request from its standard input, a line of JSON and then
-the module as bytecode, and writes the module of one device as bytecode to its standard output; or,
-with exit status ``UNSUPPORTED``, the reason why there is none.
+(:mod:`autoshard.partition`). It is given a planned module as bytecode and answers with the module
+of one device, or with the reason why there is none.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import sys
 from typing import Any, TypeAlias, cast
 
 import jax
 from jax.extend.mlir import ir, passmanager
 
-from autoshard.collectives_lowering import KINDS, UnsupportedError
+from autoshard.child import UnsupportedError, serve
+from autoshard.collectives_lowering import KINDS
 from autoshard.global_to_local import Reduction, global_to_local, read_sharding
-from autoshard.program import REGION_OPS, main_block
+from autoshard.program import MANUAL, REGION_OPS, main_block
 from autoshard.shardings import MeshShape, replicated
 
 Value: TypeAlias = "ir.Value[Any]"
-
-UNSUPPORTED = 3
-"""Exit status of a child that says why a program cannot be partitioned."""
 
 _RESHARDS = "func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
 _COLLECTIVES = "func.func(sdy-reshard-to-collectives)"
 
 
-def partition_module(
-    module: ir.Module, mesh: MeshShape, reductions: tuple[Reduction, ...]
-) -> None:
+def partition_module(module: ir.Module, mesh: MeshShape, reductions: tuple[Reduction, ...]) -> None:
     """Turn a planned module into the program of one device, in place.
 
     Args:
@@ -64,16 +58,20 @@ def state_shardings(module: ir.Module, mesh: MeshShape) -> None:
 
     The first constraint of a value says what its op gives; any other is a step of a reshard.
     """
-    constraints = [o for o in _operations(main_block(module)) if o.name == "sdy.sharding_constraint"]
+    constraints = [
+        o for o in _operations(main_block(module)) if o.name == "sdy.sharding_constraint"
+    ]
     stated: dict[ir.Operation, dict[int, ir.Attribute]] = {}
     known: dict[Value, ir.Attribute] = {}
     for constraint in constraints:
         value, result = constraint.operands[0], constraint.results[0]
         sharding = constraint.attributes["sharding"]
         place = _made_at(value) if value not in known else None
-        if place is not None and len(list(value.uses)) == 1:
+        carried = isinstance(value.owner, ir.Block)  # by a loop, which may also hand it on
+        if place is not None and (carried or len(list(value.uses)) == 1):
             maker, position = place
-            stated.setdefault(maker, {})[position] = sharding
+            if maker.name != MANUAL:  # which states it itself
+                stated.setdefault(maker, {})[position] = sharding
             result.replace_all_uses_with(value)
             known[value] = sharding
         elif value in known and _same(known[value], sharding, mesh):
@@ -148,16 +146,21 @@ def _run(module: ir.Module, pipeline: str) -> None:
     passmanager.PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
 
 
-def request(mesh: MeshShape, reductions: tuple[Reduction, ...]) -> bytes:
-    """The first line of a request."""
+def request(mesh: MeshShape, reductions: tuple[Reduction, ...], bytecode: bytes) -> bytes:
+    """What the child is asked: a line of JSON, and the module."""
     listed = [(r.groups, r.scattered) for r in reductions]
-    return json.dumps([mesh.names, mesh.sizes, listed]).encode() + b"\n"
+    return json.dumps([mesh.names, mesh.sizes, listed]).encode() + b"\n" + bytecode
 
 
-def _read_request(line: bytes) -> tuple[MeshShape, tuple[Reduction, ...]]:
+def _answer(message: bytes, context: ir.Context) -> bytes:
+    line, _, bytecode = message.partition(b"\n")
     names, sizes, listed = json.loads(line)
     reductions = tuple(Reduction(tuple(map(tuple, groups)), d) for groups, d in listed)
-    return MeshShape(tuple(names), tuple(sizes)), reductions
+    module = ir.Module.parse(bytecode, context)
+    partition_module(module, MeshShape(tuple(names), tuple(sizes)), reductions)
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
 
 
 def _context() -> ir.Context:
@@ -170,19 +173,6 @@ def _context() -> ir.Context:
 
 
 def main() -> None:
-    """Answer one request."""
-    line, bytecode = sys.stdin.buffer.readline(), sys.stdin.buffer.read()
-    mesh, reductions = _read_request(line)
-    module = ir.Module.parse(bytecode, _context())
-    try:
-        partition_module(module, mesh, reductions)
-    except UnsupportedError as error:
-        sys.stdout.write(str(error))
-        sys.exit(UNSUPPORTED)
-    written = io.BytesIO()
-    module.operation.write_bytecode(written)
-    sys.stdout.buffer.write(written.getvalue())
-
-
-if __name__ == "__main__":
-    main()
+    """Answer requests until there are no more."""
+    shared = _context()
+    serve(lambda message: _answer(message, shared))

@@ -88,6 +88,8 @@ class Validation:
         involuntary_remat: How often XLA replicated a tensor because it could not reshard it.
         disagreements: Source lines where predicted and compiled differ, worst first.
         compile_s: Time XLA took [s].
+        partitioner: Who wrote the program of one device.
+        fallback_reason: Why that is XLA although Shardy was asked for; else empty.
     """
 
     predicted: Figures
@@ -101,6 +103,8 @@ class Validation:
     involuntary_remat: int
     disagreements: tuple[Disagreement, ...]
     compile_s: float
+    partitioner: str = "xla"
+    fallback_reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -117,6 +121,10 @@ class Validation:
             cells = [getattr(f, name) for f in (self.predicted, self.compiled, self.measured)]
             shown = "".join(f"{'-' if c is None else show(c):>14}" for c in cells)
             rows.append(f"{label:18}{shown}")
+        if self.fallback_reason:
+            rows.append(f"partitioned by XLA, not Shardy: {self.fallback_reason}")
+        elif self.partitioner != "xla":
+            rows.append(f"partitioned by {self.partitioner}")
         if self.max_relative_error is not None:
             where = f" ({self.worst_value})" if self.worst_value else ""
             rows.append(
@@ -181,6 +189,8 @@ def validate(
         involuntary_remat=len(REMAT.findall(log[0])),
         disagreements=disagreements(plan, program),
         compile_s=compile_s,
+        partitioner=executable.partitioner,
+        fallback_reason=executable.fallback_reason,
     )
 
 

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "autoshard"
 
 # A module may import modules of its own layer and of those above it in this list, never below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "table", "shardings", "records"),
+    ("errors", "table", "shardings", "records", "child"),
     (
         "traps",
         "graph",
@@ -50,6 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "pricing",
     ),
     ("origin", "plan", "plan_text", "piecewise", "rewrite", "remesh", "execute"),
+    ("collectives_lowering", "global_to_local", "shardy_passes", "partition"),
     ("inside",),
     ("budget",),
     ("interpret", "moves"),
