@@ -145,6 +145,7 @@ def test_a_child_that_fails_is_a_fallback(
     assert_falls_back(reason)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs on one device")
 def test_a_callback_would_run_once_per_device_and_is_a_fallback() -> None:
     def logged(x: Any) -> Any:
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
