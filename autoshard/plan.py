@@ -279,6 +279,8 @@ class Plan:
             two plans equal. None before a plan is finished.
         placement: The caller's trees and mesh; only on plans made or checked in this process.
         means: What it was made with; only on plans made in this process.
+        stages: What part of ``planning_s`` each stage took [s], in order; only on plans made in
+            this process.
     """
 
     mesh: MeshShape
@@ -301,6 +303,9 @@ class Plan:
     origin: Origin | None = field(default=None, compare=False, repr=False)
     placement: Placement | None = field(default=None, compare=False, repr=False, metadata=_HERE)
     means: Means | None = field(default=None, compare=False, repr=False, metadata=_HERE)
+    stages: tuple[tuple[str, float], ...] = field(
+        default=(), compare=False, repr=False, metadata=_HERE
+    )
 
     @property
     def is_padded(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -18,6 +19,7 @@ from autoshard.errors import InputError
 from autoshard.extract import extract
 from autoshard.graph import Graph
 from autoshard.interpret import interpret
+from autoshard.memory import Footprint
 from autoshard.origin import Origin
 from autoshard.plan import Means, Plan, SolverReport
 from autoshard.pricing import Priced, price, total_seconds
@@ -73,10 +75,14 @@ def plan_module(
     chosen, label = _solver(solver)
     given = model.memory_bytes if memory_limit is None else memory_limit
     limit = None if given is None else int(given)
-    normalize(module)
-    origin = Origin.of(module, arguments, results, ties, model, time_limit_s)
-    graph = extract(module, mesh, arguments, results, ties)
-    priced = price(graph, mesh, model, limit)
+    clock = _Clock()
+    with clock.stage("normalize"):
+        normalize(module)
+        origin = Origin.of(module, arguments, results, ties, model, time_limit_s)
+    with clock.stage("extract"):
+        graph = extract(module, mesh, arguments, results, ties)
+    with clock.stage("price"):
+        priced = price(graph, mesh, model, limit)
     plan = decide(
         graph,
         priced,
@@ -87,7 +93,12 @@ def plan_module(
         progress=progress,
     )
     warn_of_unknown_ops(graph, plan)
-    return replace(plan, planning_s=time.perf_counter() - start, origin=origin)
+    return replace(
+        plan,
+        planning_s=time.perf_counter() - start,
+        origin=origin,
+        stages=(*clock.spent_s.items(), *plan.stages),
+    )
 
 
 def decide(
@@ -117,16 +128,23 @@ def decide(
         InfeasibleError: No plan fits; says what is needed at least, and where.
     """
     mesh, model = priced.resharder.mesh, means.cost_model
-    plan, solution = Search(
-        graph=graph,
-        priced=priced,
-        interpret=lambda choices: interpret(graph, priced, mesh, model, choices),
-        solver=means.solver,
-        limit=limit,
-        time_limit_s=time_limit_s,
-        hint=hint,
-        progress=progress,
-    ).run()
+    clock = _Clock()
+
+    def interpreted(choices: Sequence[int]) -> tuple[Plan, Footprint]:
+        with clock.stage("interpret"):
+            return interpret(graph, priced, mesh, model, choices)
+
+    with clock.stage("solve"):
+        plan, solution = Search(
+            graph=graph,
+            priced=priced,
+            interpret=interpreted,
+            solver=means.solver,
+            limit=limit,
+            time_limit_s=time_limit_s,
+            hint=hint,
+            progress=progress,
+        ).run()
     report = SolverReport(
         solver=label,
         status=solution.status.value,
@@ -136,7 +154,30 @@ def decide(
         edges=len(priced.problem.edges),
         seconds=solution.seconds,
     )
-    return replace(plan, solver=report, memory_limit=limit, means=means)
+    return replace(
+        plan,
+        solver=report,
+        memory_limit=limit,
+        means=means,
+        stages=tuple(clock.spent_s.items()),
+    )
+
+
+class _Clock:
+    """What time each stage takes, without that of stages inside it."""
+
+    def __init__(self) -> None:
+        self.spent_s: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.spent_s.setdefault(name, 0.0)
+        before, start = sum(self.spent_s.values()), time.perf_counter()
+        try:
+            yield
+        finally:
+            inside = sum(self.spent_s.values()) - before
+            self.spent_s[name] += time.perf_counter() - start - inside
 
 
 def _solver(solver: Solver | str | None) -> tuple[Solver, str]:

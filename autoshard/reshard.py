@@ -105,7 +105,7 @@ class Layouts:
     def local_bytes(self, shape: tuple[int, ...], nbytes: int) -> NDArray[np.float64]:
         """Size of the piece that one device holds, padding included [bytes], ``[L]``."""
         elements = self.local(shape).prod(axis=1)
-        return np.asarray(nbytes * elements / max(1, math.prod(shape)), np.float64)
+        return np.asarray(nbytes * (elements / max(1, math.prod(shape))), np.float64)
 
 
 @lru_cache(maxsize=64)
@@ -303,7 +303,7 @@ class Resharder:
             elements = np.minimum(pieces[sources], pieces[targets]).prod(axis=1)
             if kind != "permute":
                 elements = elements * self.mesh.size(axes)
-        return np.asarray(nbytes * elements / max(1, math.prod(shape)), np.float64)
+        return np.asarray(nbytes * (elements / max(1, math.prod(shape))), np.float64)
 
     def _step(
         self, shape: tuple[int, ...], here: int, there: int, nbytes: int, seconds: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -166,6 +167,15 @@ def test_layouts_that_waste_much_cannot_be_reached() -> None:
     assert (np.isfinite(prices[0]) == fit).all()
     assert fit[table.index[((), ("b",))]]  # 7 in two parts of 4
     assert not fit[table.index[(("a",), ())]]  # 6 in four parts of 2
+
+
+def test_the_largest_tensors_have_prices() -> None:
+    shape = (64, 32, 8192, 8192)  # bytes times elements do not fit 64 bits
+    half = Resharder(shape_of(4, 2), Simple()).seconds(shape, math.prod(shape))
+    whole = Resharder(shape_of(4, 2), Simple()).seconds(shape, 2 * math.prod(shape))
+    assert (half >= 0).all()
+    assert (whole >= half).all()
+    assert whole.max() > half.max()
 
 
 def test_steps_move_padded_pieces() -> None:
