@@ -44,7 +44,7 @@ def shard_map_of_all_collectives(x: Any, w: Any) -> Any:
         )
 
     out = (P("a"), P("a", "b"), P(("a", "b")), P())
-    mapped = jax.shard_map(body, in_specs=(P("a"), P("a")), out_specs=out, check_vma=False)
+    mapped: Any = jax.shard_map(body, in_specs=(P("a"), P("a")), out_specs=out, check_vma=False)
     return mapped(x, w)
 
 
@@ -65,13 +65,13 @@ def shard_map_in_a_loop(x: Any, ws: Any) -> Any:
     def body(x: Any, w: Any) -> Any:
         return lax.psum(x @ w, "b") / 8
 
-    mapped = jax.shard_map(body, in_specs=(P("a", "b"), P("b")), out_specs=P("a"))
+    mapped: Any = jax.shard_map(body, in_specs=(P("a", "b"), P("b")), out_specs=P("a"))
     return lax.scan(lambda x, w: (jnp.tanh(mapped(x, w)), None), x, ws)[0]
 
 
 @situation(f32(16, 32), f32(32, 32))
 def shard_map_of_one_axis(x: Any, w: Any) -> Any:
-    mapped = jax.shard_map(
+    mapped: Any = jax.shard_map(
         lambda x, w: lax.psum(x @ w, "b"),
         in_specs=(P(None, "b"), P("b")),
         out_specs=P(),
@@ -82,7 +82,7 @@ def shard_map_of_one_axis(x: Any, w: Any) -> Any:
 
 @situation(f32(16, 32), f32(32, 32))
 def shard_map_grad(x: Any, w: Any) -> Any:
-    mapped = jax.shard_map(
+    mapped: Any = jax.shard_map(
         lambda x, w: lax.psum(x @ w, "b"), in_specs=(P("a", "b"), P("b")), out_specs=P("a")
     )
     return jax.grad(lambda w: jnp.sum(mapped(x, w) ** 2))(w)
@@ -94,7 +94,7 @@ def shard_map_with_branches(x: Any, w: Any, which: Any) -> Any:
         one = [lambda: lax.psum(x @ w, "b"), lambda: lax.pmean(x[:, :1] + w[:1], "b")]
         return lax.switch(which, one)
 
-    mapped = jax.shard_map(
+    mapped: Any = jax.shard_map(
         body, in_specs=(P("a", "b"), P("b"), P()), out_specs=P("a"), check_vma=False
     )
     return mapped(x, w, which)
@@ -218,7 +218,7 @@ def one_matrix(a: Any, b: Any) -> Any:
 @situation(f32(64, 8), i32(64, 16), f32(8, 8))
 def everything_at_once(table: Any, ids: Any, w: Any) -> Any:
     """A sorted look-up in a remat'd loop around a shard_map."""
-    mapped = jax.shard_map(
+    mapped: Any = jax.shard_map(
         lambda x: lax.pmean(x, "a"), in_specs=P("a"), out_specs=P(), check_vma=False
     )
 
