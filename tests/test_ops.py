@@ -49,8 +49,11 @@ WARNS = {
 }
 """Rows that warn, and of what; all others are silent."""
 
-VALUES_ALONE = frozenset({"conv_grouped"})
-"""Rows of which XLA:CPU gathers more than was asked for."""
+VALUES_ALONE = {"conv_grouped"}
+"""Rows of which XLA:CPU gathers more than was asked for, or runs a callback on every device."""
+
+if jax.__version_info__ >= (0, 11):
+    VALUES_ALONE.add("pure_callback_of_two")
 
 LONG = frozenset(
     {
