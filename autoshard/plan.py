@@ -457,6 +457,37 @@ class Plan:
 
         return diff(self, other)
 
+    def to_partition_specs(self) -> str:
+        """Source text that gives the ``PartitionSpec`` of every argument and result.
+
+        The text defines ``in_specs`` and ``out_specs`` (and ``keyword_specs``, if the call has
+        keywords), trees like the arguments and the result, ready for ``jax.jit`` under
+        ``jax.set_mesh(mesh)``. A plan that was loaded does not know these trees, and a container of
+        the caller's own cannot be written down: then it defines ``specs_of(name, tree)``, which
+        makes the tree for one argument, or for ``result``.
+        """
+        from autoshard.annotations import partition_specs_text
+
+        return partition_specs_text(self)
+
+    def to_flax_rules(self, argument: str | None = None) -> str:
+        """Source text that gives flax's logical axes of every parameter, and the rules for them.
+
+        The text defines ``LOGICAL_AXES`` by path (``Dense_0/kernel``), for
+        ``nn.with_logical_partitioning``; ``RULES``, for ``nn.logical_axis_rules``; and
+        ``partitioned(params)``, which gives the same to parameters that are there already.
+
+        Args:
+            argument: The parameters, e.g. ``state.params``; None: what is called ``params``, else
+                the first argument.
+
+        Raises:
+            InputError: No argument is called so.
+        """
+        from autoshard.annotations import flax_rules_text
+
+        return flax_rules_text(self, argument)
+
     def check(self, signature: Sequence[str], mesh: MeshShape) -> None:
         """Refuse a program or mesh this plan was not made for.
 

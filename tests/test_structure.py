@@ -49,7 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "strategies",
         "pricing",
     ),
-    ("origin", "plan", "plan_text", "piecewise", "rewrite", "remesh", "execute"),
+    ("annotations", "origin", "plan", "plan_text", "piecewise", "rewrite", "remesh", "execute"),
     ("collectives_lowering", "global_to_local", "shardy_passes", "partition"),
     ("inside",),
     ("budget",),
