@@ -1,4 +1,4 @@
-"""The command line: demo, validate, calibrate, solve, workloads.
+"""The command line: plans and questions about them, demo, validate, calibrate, solve, workloads.
 
 Results go to standard output, as text or, with ``--json``, as JSON and nothing else; signs of life
 go to standard error. What a user can mend is printed as an error's text, with exit status 2.
@@ -9,38 +9,32 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.metadata
-import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
+from autoshard.cli_plans import add_plan_commands
 from autoshard.errors import AutoshardError, InputError
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
-    from autoshard.shardings import MeshShape
+from autoshard.terminal import (
+    EXIT_NO_RESULT,
+    EXIT_USER_ERROR,
+    check_folder,
+    cpu_mesh,
+    print_json,
+    progress,
+)
+from autoshard.typed import parse_mesh
 
 EXIT_INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells give it (128 + SIGINT)."""
 
 MAX_CALIBRATION_S = 3600.0
 """Longest time that a calibration may be asked to take [s]."""
-
-EXIT_NO_RESULT = 1
-"""Exit status when the command ran but what was asked for does not exist or does not hold."""
-
-EXIT_USER_ERROR = 2
-"""Exit status for what the user can mend; argparse's own."""
-
-MAX_VIRTUAL_DEVICES = 512
-"""More virtual CPU devices than this are taken for a slip of the pen."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,75 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AutoshardError as error:
         print(error, file=sys.stderr)
         return EXIT_USER_ERROR
+    except BrokenPipeError:  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_NO_RESULT
     except KeyboardInterrupt:
         Console(stderr=True).show_cursor()
         print("interrupted", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(EXIT_INTERRUPTED)  # XLA's threads may still compile, and crash on teardown
-
-
-def parse_mesh(text: str) -> MeshShape:
-    """A mesh as it is typed: ``data=4,model=2``.
-
-    Raises:
-        InputError: Says which part cannot be read.
-
-    Examples:
-        >>> parse_mesh("data=4,model=2").devices
-        8
-    """
-    from autoshard.shardings import MeshShape
-
-    fix = "write axes and their sizes as in data=4,model=2"
-    names: list[str] = []
-    sizes: list[int] = []
-    for part in text.split(","):
-        name, equals, size = (word.strip() for word in part.partition("="))
-        if not name.isidentifier() or not equals:
-            raise InputError(
-                f"cannot read the mesh axis {part.strip()!r}", at=f"mesh {text!r}", fix=fix
-            )
-        if not size.isdecimal() or int(size) < 1:
-            raise InputError(
-                f"mesh axis {name!r} has size {size!r}, which is no positive number",
-                at=f"mesh {text!r}",
-                fix=fix,
-            )
-        if name in names:
-            raise InputError(
-                f"mesh axis {name!r} is there twice", at=f"mesh {text!r}", fix="name each axis once"
-            )
-        names.append(name)
-        sizes.append(int(size))
-    if math.prod(sizes) > MAX_VIRTUAL_DEVICES:
-        raise InputError(
-            f"the mesh has {math.prod(sizes)} devices",
-            at=f"mesh {text!r}",
-            fix=f"use at most {MAX_VIRTUAL_DEVICES}: they are threads of this machine",
-        )
-    return MeshShape(tuple(names), tuple(sizes))
-
-
-def cpu_mesh(shape: MeshShape) -> Mesh:
-    """A mesh of virtual CPU devices of this process.
-
-    Raises:
-        InputError: JAX has started with fewer devices.
-    """
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
-    # Accepted only before JAX's backend starts; afterwards the count below decides.
-    with suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", shape.devices)
-    devices = jax.devices()
-    if len(devices) < shape.devices:
-        raise InputError(
-            f"the mesh {shape} needs {shape.devices} devices; JAX has started with {len(devices)}",
-            fix="run the command in a fresh process",
-        )
-    auto = (jax.sharding.AxisType.Auto,) * len(shape.names)
-    return jax.make_mesh(shape.sizes, shape.names, auto, devices=devices[: shape.devices])
 
 
 def version() -> str:
@@ -141,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"autoshard {version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    add_plan_commands(commands)
 
     demo = commands.add_parser(
         "demo", help="plan, compile, measure and compare a Llama-style train step on 8 CPU devices"
@@ -195,32 +130,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that says what is going on; silent where nobody watches."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda stage: None
-        return
-    with console.status(what) as status:
-        yield lambda stage: status.update(f"{what}: {stage}")
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(_finite(value), indent=1, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    """The same value with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def _solve(options: argparse.Namespace) -> int:
     from autoshard.problem import load_problem
     from autoshard.solvers import SOLVERS
@@ -233,7 +142,7 @@ def _solve(options: argparse.Namespace) -> int:
         )
     problem = load_problem(options.problem)
     solver = SOLVERS[options.solver]
-    with _progress("solving") as say:
+    with progress("solving") as say:
         solution = solver.solve(
             problem,
             time_limit_s=options.time_limit,
@@ -241,7 +150,7 @@ def _solve(options: argparse.Namespace) -> int:
             progress=lambda p: say(f"{p.stage}, {p.nodes_left} nodes left, {p.seconds:.0f} s"),
         )
     if options.json:
-        _print_json(
+        print_json(
             {
                 "problem": str(options.problem),
                 "solver": options.solver,
@@ -277,7 +186,7 @@ def _calibrate(options: argparse.Namespace) -> int:
             fix=f"give --seconds a number up to {MAX_CALIBRATION_S}",
         )
     mesh = cpu_mesh(parse_mesh(f"x={options.devices}"))
-    with _progress("calibrating") as say:
+    with progress("calibrating") as say:
         calibration = calibrate(
             tuple(mesh.devices.flat),
             budget_s=options.seconds,
@@ -285,7 +194,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         )
     path = save_calibration(calibration, options.output)
     if options.json:
-        _print_json({"path": str(path), **dataclasses.asdict(calibration)})
+        print_json({"path": str(path), **dataclasses.asdict(calibration)})
         return 0
     print(f"{calibration.machine}: {calibration.devices} devices on {calibration.cores} cores")
     print(f"  dispatch {calibration.dispatch_s * 1e6:.0f} us")
@@ -321,7 +230,7 @@ def _workloads(options: argparse.Namespace) -> int:
             description, experts = workload.description, list(workload.experts)
             rows.append({"name": name, "description": description, "experts": experts})
     if options.json:
-        _print_json(rows)
+        print_json(rows)
     else:
         for row in rows:
             description = str(row["description"]).replace("\n", f"\n{'':19}")
@@ -336,37 +245,27 @@ def _validate(options: argparse.Namespace) -> int:
     from autoshard.experiments.demo import print_comparison, write_page
     from autoshard.experiments.workloads import make
 
-    _check_folder(options.report)
+    check_folder(options.report)
     workload = make(options.workload, options.size)
     mesh = cpu_mesh(parse_mesh(options.mesh))
-    with _progress(f"{workload.name}, {workload.size}") as say:
+    with progress(f"{workload.name}, {workload.size}") as say:
         compared = compare(workload, mesh, run=not options.no_measure, say=say)
     if options.report is not None:
         write_page(options.report, compared)
     if options.json:
-        _print_json(compared.to_json())
+        print_json(compared.to_json())
     else:
         print(f"{workload.name} ({workload.size}) on {options.mesh}")
         print_comparison(compared)
     return 0
 
 
-def _check_folder(path: Path | None) -> None:
-    """Refuse a place for a page before the work for it is done."""
-    if path is not None and not path.parent.is_dir():
-        raise InputError(
-            f"there is no folder {path.parent} for the report",
-            at=str(path),
-            fix="make the folder first",
-        )
-
-
 def _demo(options: argparse.Namespace) -> int:
     from autoshard.experiments.demo import demo
     from autoshard.experiments.workloads import make
 
-    _check_folder(options.report)
+    check_folder(options.report)
     workload = make("llama", options.size)
-    with _progress(f"{workload.name}, {workload.size}") as say:
+    with progress(f"{workload.name}, {workload.size}") as say:
         demo(workload, cpu_mesh(parse_mesh("data=4,model=2")), options.report, say)
     return 0

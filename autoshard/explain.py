@@ -321,7 +321,7 @@ def explanation_text(e: Explanation) -> str:
     lines += ["", "Sharded otherwise, all else free (solved anew)"]
     if not e.alternatives:
         lines.append("  it can have no other sharding")
-    width = max((len(spec(a.sharding)) for a in e.alternatives), default=0)
+    width = max(len(spec(s)) for s in (e.sharding, *(a.sharding for a in e.alternatives)))
     now = f"step {seconds(e.step_s)}, peak {nbytes(e.peak_bytes)}"
     lines.append(f"  {spec(e.sharding):<{width}}  {now}  (the plan)")
     for a in e.alternatives:

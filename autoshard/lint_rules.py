@@ -181,20 +181,21 @@ def _whole(replanner: Replanner) -> Iterator[tuple[int, Subject]]:
 
 
 def whole_ops(replanner: Replanner) -> Iterator[Finding]:
-    """Ops without a sharding rule that take a good part of the step on every device."""
+    """Ops without a sharding rule that take a good part of the step."""
     plan = replanner.plan
     for op in plan.ops:
         row = replanner.graph.ops[op.index]
-        took = op.seconds * op.trips
+        took = (op.seconds + op.reduce_s) * op.trips
         alone = row.rule is None and row.fixed is None and not op.factors and op.operands
         if plan.mesh.devices > 1 and alone and took >= WORTH * plan.predicted.step_s:
+            how = "one device does it for all" if op.reduced else "every device does it"
             yield Finding(
                 "no-rule",
                 "warning",
                 f"{row.kind} #{op.index}" + (f" ({op.source})" if op.source else ""),
-                f"{row.kind} has no sharding rule, so every device does all of it: "
-                f"{seconds(took)} in one call",
-                "put it into a shard_map, or write it with ops that can be split",
+                f"{row.target or row.kind} has no sharding rule, so {how}: {seconds(took)} in one "
+                "call",
+                "register a rule (autoshard.register_rule), or call it inside jax.shard_map",
                 seconds=took,
             )
 

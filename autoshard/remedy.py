@@ -12,6 +12,7 @@ from autoshard.diff import Change, diff
 from autoshard.errors import InfeasibleError
 from autoshard.graph import Graph
 from autoshard.plan import Plan, PlannedCollective, ReshardPlan
+from autoshard.program import MANUAL
 from autoshard.replan import Mask, Replanner
 from autoshard.reshard import layouts
 from autoshard.shardings import MeshShape, Sharding
@@ -52,9 +53,8 @@ def move_of(plan: Plan, c: PlannedCollective) -> ReshardPlan | None:
 
 def is_written(graph: Graph, plan: Plan, c: PlannedCollective) -> bool:
     """Whether the program contains a collective itself, inside a ``shard_map``."""
-    if c.kind in REDUCTIONS and c.op < len(graph.ops):
-        return graph.ops[c.op].rule is None
-    return move_of(plan, c) is None
+    inside = c.op < len(graph.ops) and graph.ops[c.op].name == MANUAL
+    return inside and (c.kind in REDUCTIONS or move_of(plan, c) is None)
 
 
 def without(
@@ -69,6 +69,8 @@ def without(
     for c in planned:
         if c.kind in REDUCTIONS:
             _forbid_reduction(replanner, c, allowed)
+            if not any(mask.any() for mask in allowed.values()):
+                return None, "cannot be avoided: there is no other way to run the op"
         else:
             _forbid_moves(replanner, c, allowed, apart)
     try:

@@ -191,7 +191,11 @@ def _partial(graph: Graph, ops: dict[int, OpPlan], c: PlannedCollective) -> Iter
     """The operands that are split along what a reduction sums over."""
     op, plan = graph.ops[c.op], ops[c.op]
     rule = op.rule
-    assert rule is not None
+    if rule is None:
+        made, name = plan.results[0], f"{op.kind} #{op.index}"
+        because = "it runs on one device, and its results go to all others"
+        yield Clash(name, name, op.source, made, name, op.source, made, because)
+        return
     axes = set(c.axes)
     for value, has, dims in zip(op.operands, plan.operands, rule.operands, strict=True):
         summed = [

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import autoshard
-from autoshard.cli import main, parse_mesh
+from autoshard.cli import main
 from autoshard.errors import InputError
 from autoshard.problem import Problem, save_problem
 from autoshard.shardings import MeshShape
+from autoshard.typed import parse_mesh
 
 
 def test_a_mesh_is_read_as_typed() -> None:

@@ -61,6 +61,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("explain", "why", "lint", "lint_rules", "lint_hints"),
     ("search",),
     ("api",),
+    ("terminal", "typed"),
+    ("cli_plans",),
     ("cli", "__main__"),
 )
 # A plan opens these rooms above it when it is asked a question, inside the method that asks.

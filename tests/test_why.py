@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import autoshard.experiments.workloads as workloads
 from autoshard import Plan, autoshard
 from autoshard.cost_models.compiled import read_compiled
-from autoshard.errors import UnknownNameError
+from autoshard.errors import UnknownNameError, UnknownOpWarning
 from autoshard.experiments.workloads import make
 from autoshard.interpret import interpret
 from autoshard.plan import PlannedCollective
@@ -151,6 +151,20 @@ def test_what_a_shard_map_sends_is_the_programs_own() -> None:
     assert told.clashes == ()
     assert "asks for it itself" in told.unavoidable
     assert told.source.startswith("test_why.py:")
+
+
+def test_what_a_callback_sends_is_told() -> None:
+    def call(x: Any) -> Any:
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with pytest.warns(UnknownOpWarning):
+        plan = autoshard(call, mesh_of(4, 2), cost_model="v5e").plan(
+            jax.ShapeDtypeStruct((512, 512), "float32")
+        )
+    for c in plan.collectives:
+        told = plan.why(c)
+        assert told.clashes
+        assert "no other way to run the op" in told.unavoidable
 
 
 def test_without_a_reduction_the_plan_has_none_there() -> None:

@@ -1,0 +1,201 @@
+"""Commands that make plans and ask them: plan, explain, why, diff, lint, specs.
+
+Planning needs the shape of a mesh and no such devices: the mesh is one of virtual CPU devices, and
+nothing is run on them. Questions are answered from the plan's file alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoshard.errors import InputError
+from autoshard.terminal import check_folder, cpu_mesh, print_json, progress
+from autoshard.typed import (
+    example,
+    load_object,
+    named_pin,
+    parse_bytes,
+    parse_mesh,
+    parse_spec,
+    positions,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+def add_plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to a parser's."""
+    plan = commands.add_parser("plan", help="plan a function of your own for a mesh")
+    plan.add_argument("function", metavar="MODULE:FUNCTION", help="or FILE.py:FUNCTION")
+    plan.add_argument(
+        "--example", required=True, metavar="MODULE:ARGS",
+        help="its arguments, as arrays or jax.ShapeDtypeStruct: a tuple (positional), a dictionary "
+        "(by keyword), or a function that returns one",
+    )  # fmt: skip
+    plan.add_argument("--mesh", required=True, help="axes and sizes, e.g. data=4,model=2")
+    plan.add_argument("--cost-model", help="e.g. v5e; default: this machine's CPU")
+    plan.add_argument("--memory-limit", metavar="BYTES", help="per device, e.g. 14GiB")
+    plan.add_argument(
+        "--pin", action="append", default=[], metavar="NAME=SPEC",
+        help="fix an argument (or result...) e.g. \"params['w']=None,model\"; several times",
+    )  # fmt: skip
+    plan.add_argument("--donate", metavar="POSITIONS", help="arguments to donate, e.g. 0,1")
+    plan.add_argument("--static", metavar="POSITIONS", help="static arguments, e.g. 2")
+    plan.add_argument(
+        "--time-limit", type=float, default=60.0, metavar="SECONDS", help="default: 60"
+    )
+    plan.add_argument("--save", type=Path, metavar="FILE", help="keep the plan")
+    plan.add_argument("--json", action="store_true", help="the plan as JSON instead of text")
+    plan.set_defaults(run=_plan)
+
+    explain = commands.add_parser("explain", help="why a tensor of a plan is sharded as it is")
+    _about_plan(explain)
+    explain.add_argument("name", help="argument, result, 'dot_general #12', or model.py:31")
+    explain.add_argument(
+        "--pin", action="append", metavar="SPEC", help="price this sharding, e.g. None,model"
+    )
+    explain.add_argument(
+        "--alternatives", type=int, default=6, help="shardings to price at most (default: 6)"
+    )
+    explain.set_defaults(run=_explain)
+
+    why = commands.add_parser("why", help="why a plan has a collective, and how to be rid of it")
+    _about_plan(why)
+    why.add_argument("collective", help="its number as the plan prints it, or its text")
+    why.add_argument(
+        "--hlo", type=Path, metavar="FILE",
+        help="text of the compiled program: then COLLECTIVE may be the name of an instruction",
+    )  # fmt: skip
+    why.add_argument("--no-remedy", action="store_true", help="do not plan again without it")
+    why.set_defaults(run=_why)
+
+    diff = commands.add_parser("diff", help="what a second plan does otherwise than a first")
+    diff.add_argument("before", type=Path, help="a plan that was saved")
+    diff.add_argument("after", type=Path, help="another")
+    diff.add_argument("--json", action="store_true", help="JSON instead of text")
+    diff.set_defaults(run=_diff)
+
+    lint = commands.add_parser("lint", help="what is likely a mistake or a loss in a plan")
+    _about_plan(lint)
+    lint.add_argument("--large", metavar="BYTES", help="tensors from here on count, e.g. 1MiB")
+    lint.set_defaults(run=_lint)
+
+    specs = commands.add_parser("specs", help="a plan's shardings as Python source to paste")
+    specs.add_argument("plan", type=Path, help="a plan that was saved")
+    specs.add_argument("--flax", action="store_true", help="logical axes and rules for flax")
+    specs.add_argument("--argument", help="with --flax: the parameters, e.g. state.params")
+    specs.set_defaults(run=_specs)
+
+
+def _about_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, help="a plan that was saved")
+    parser.add_argument("--json", action="store_true", help="JSON instead of text")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    check_folder(options.save)
+    shape = parse_mesh(options.mesh)
+    limit = None if options.memory_limit is None else parse_bytes(options.memory_limit)
+    pins = dict(named_pin(text) for text in options.pin)
+    donated, static = (positions(text) for text in (options.donate, options.static))
+    mesh = cpu_mesh(shape)
+
+    from autoshard.api import Sharded, autoshard
+
+    function = load_object(options.function)
+    args, kwargs = example(load_object(options.example), options.example)
+    if isinstance(function, Sharded):
+        raise InputError(
+            f"{options.function} is sharded already",
+            fix="name the plain function, or ask its own .plan(...)",
+        )
+    with progress(f"planning {options.function}") as say:
+        results = {name: pin for name, pin in pins.items() if name.startswith("result")}
+        sharded = autoshard(
+            function,
+            mesh,
+            donate_argnums=donated,
+            static_argnums=static,
+            in_shardings={n: pin for n, pin in pins.items() if n not in results} or None,
+            out_shardings=results or None,
+            memory_limit=limit,
+            cost_model=options.cost_model,
+            time_limit_s=options.time_limit,
+            progress=lambda p: say(f"{p.stage}, {p.nodes_left} decisions left, {p.seconds:.0f} s"),
+        )
+        plan = sharded.plan(*args, **kwargs)
+    if options.save is not None:
+        plan.save(options.save)
+    if options.json:
+        print_json(plan.to_json())
+    else:
+        print(plan)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from autoshard.plan import Plan
+
+    if options.alternatives < 0:
+        raise InputError(
+            f"{options.alternatives} alternatives cannot be priced", fix="give 0 or more"
+        )
+    pins = None if options.pin is None else [parse_spec(text) for text in options.pin]
+    plan = Plan.load(options.plan)
+    with progress(f"explaining {options.name}") as say:
+        told = plan.explain(options.name, pins=pins, alternatives=options.alternatives, say=say)
+    return _tell(told, options.json)
+
+
+def _why(options: argparse.Namespace) -> int:
+    from autoshard.plan import Plan
+
+    program = None if options.hlo is None else _text(options.hlo)
+    plan = Plan.load(options.plan)
+    with progress(f"asking about {options.collective}") as say:
+        told = plan.why(options.collective, program=program, remedy=not options.no_remedy, say=say)
+    return _tell(told, options.json)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from autoshard.plan import Plan
+
+    return _tell(Plan.load(options.before).diff(Plan.load(options.after)), options.json)
+
+
+def _lint(options: argparse.Namespace) -> int:
+    from autoshard.plan import Plan
+
+    large = None if options.large is None else parse_bytes(options.large)
+    plan = Plan.load(options.plan)
+    with progress("looking at the plan") as say:
+        told = plan.lint(large_bytes=large, say=say)
+    return _tell(told, options.json)
+
+
+def _specs(options: argparse.Namespace) -> int:
+    from autoshard.plan import Plan
+
+    if options.argument is not None and not options.flax:
+        raise InputError("--argument is for --flax", fix="give --flax too, or leave it out")
+    plan = Plan.load(options.plan)
+    print(plan.to_flax_rules(options.argument) if options.flax else plan.to_partition_specs())
+    return 0
+
+
+def _tell(told: Any, as_json: bool) -> int:
+    if as_json:
+        print_json(told.to_json())
+    else:
+        print(told)
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read a program: {error}", at=str(path), fix="check it") from error
