@@ -6,14 +6,33 @@ from autoshard.graph import Op
 from autoshard.kinds import ELEMENTWISE
 
 PADDED = frozenset(
-    {f"stablehlo.{kind}" for kind in ELEMENTWISE}
-    | {
-        "stablehlo.broadcast_in_dim",
-        "stablehlo.dot_general",
-        "stablehlo.reduce",
-        "stablehlo.transpose",
-    }
+    [f"{dialect}.{kind}" for dialect in ("stablehlo", "chlo") for kind in ELEMENTWISE]
+    + [
+        f"stablehlo.{kind}"
+        for kind in (
+            "broadcast_in_dim",
+            "concatenate",
+            "convolution",
+            "dot_general",
+            "dynamic_slice",
+            "dynamic_update_slice",
+            "gather",
+            "pad",
+            "reduce",
+            "reduce_window",
+            "reshape",
+            "reverse",
+            "select_and_scatter",
+            "slice",
+            "sort",
+            "transpose",
+        )
+    ]
 )
+"""Ops that random plans with uneven factors were seen to run right and as priced.
+
+Not ``scatter``: XLA gathers unevenly split indices.
+"""
 
 
 def may_pad(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autoshard.shardings import to_partition_spec
-from autoshard.uneven import uneven_text
+from autoshard.shardings import Sharding, to_partition_spec
 
 if TYPE_CHECKING:
     from autoshard.plan import BoundaryPlan, Plan, PlannedCollective
+    from autoshard.uneven import Uneven
 
 _ROWS = 40
+_UNEVEN_ROWS = 6
 
 
 def plan_text(plan: Plan) -> str:
@@ -48,7 +49,7 @@ def plan_text(plan: Plan) -> str:
         lines += [f"  [{i:>{width}}] {collective_text(c)}" for i, c in dearest[:12]]
         if len(dearest) > 12:
             lines.append(f"  … and {len(dearest) - 12} more")
-    return "\n".join([*lines, *uneven_text(plan.uneven)])
+    return "\n".join([*lines, *_uneven_rows(plan.uneven)])
 
 
 def collective_text(c: PlannedCollective) -> str:
@@ -71,6 +72,37 @@ def _boundary_rows(rows: tuple[BoundaryPlan, ...]) -> list[str]:
     if len(rows) > _ROWS:
         text.append(f"  … and {len(rows) - _ROWS} more")
     return text
+
+
+def _uneven_rows(uneven: Uneven) -> list[str]:
+    """What the mesh does not divide; nothing if everything is even."""
+    lines = []
+    if uneven.padded:
+        lines.append(
+            f"  padded on the way: {len(uneven.padded)} values; {nbytes(uneven.waste_bytes)} of "
+            f"padding and {uneven.waste_flops / 1e9:.3g} GFLOP on it, per device"
+        )
+        lines += [
+            f"    {p.name} {p.dtype}[{','.join(map(str, p.shape))}] {_spec(p.sharding)}: "
+            f"{nbytes(p.waste_bytes)}, {p.waste_flops / 1e9:.3g} GFLOP"
+            for p in uneven.padded[:_UNEVEN_ROWS]
+        ]
+    if uneven.whole:
+        lines.append("  whole along mesh axes that do not divide them, the largest first:")
+        for w in uneven.whole[:_UNEVEN_ROWS]:
+            others = f" and {len(w.values) - 2} more" if len(w.values) > 2 else ""
+            lines.append(
+                f"    {w.size} along {'*'.join(w.axes)} in {', '.join(w.values[:2])}{others}, "
+                f"{nbytes(w.nbytes)} per device: pad to {w.pad_to} to split it {w.ways} ways"
+            )
+    if uneven.loosened:
+        lines.append("  prescribed by the function and not to be had:")
+        lines += [f"    {text}" for text in uneven.loosened[:_UNEVEN_ROWS]]
+    return ["", "Uneven dimensions", *lines] if lines else []
+
+
+def _spec(sharding: Sharding) -> str:
+    return f"P({', '.join(repr(e) for e in to_partition_spec(sharding))})"
 
 
 def seconds(value: float) -> str:

@@ -13,10 +13,7 @@ from autoshard.shardings import (
     local_bytes,
     pads,
     splitting,
-    to_partition_spec,
 )
-
-_ROWS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,36 +182,10 @@ def _undivided(
         now = mesh.size(axes)
         wrong = tuple(a for a in idle if size % (now * mesh.size((a,))))
         ways = now * mesh.size(wrong)
-        if wrong and 2 * size >= -(-size // ways) * ways and not (may_pad and pads(size, ways)):
+        if (
+            size > 1
+            and wrong
+            and 2 * size >= -(-size // ways) * ways
+            and not (may_pad and pads(size, ways))
+        ):
             yield size, wrong, ways
-
-
-def uneven_text(uneven: Uneven) -> list[str]:
-    """What a plan prints of it; nothing if everything is even."""
-    lines = []
-    if uneven.padded:
-        lines.append(
-            f"  padded on the way: {len(uneven.padded)} values, {uneven.waste_bytes} B and "
-            f"{uneven.waste_flops:.4g} FLOP of padding per device"
-        )
-        for p in uneven.padded[:_ROWS]:
-            lines.append(
-                f"    {p.name} {p.dtype}[{','.join(map(str, p.shape))}] "
-                f"{_spec(p.sharding)}: {p.waste_bytes} B, {p.waste_flops:.4g} FLOP"
-            )
-    if uneven.whole:
-        lines.append("  whole along mesh axes that do not divide them, the largest first:")
-        for w in uneven.whole[:_ROWS]:
-            others = f" and {len(w.values) - 2} more" if len(w.values) > 2 else ""
-            lines.append(
-                f"    {w.size} along {'*'.join(w.axes)} in {', '.join(w.values[:2])}{others}, "
-                f"{w.nbytes} B per device: pad to {w.pad_to} to split it {w.ways} ways"
-            )
-    if uneven.loosened:
-        lines.append("  prescribed by the function and not to be had:")
-        lines += [f"    {text}" for text in uneven.loosened[:_ROWS]]
-    return ["", "Uneven dimensions", *lines] if lines else []
-
-
-def _spec(sharding: Sharding) -> str:
-    return "P(" + ", ".join(repr(e) for e in to_partition_spec(sharding)) + ")"
