@@ -246,8 +246,8 @@ def _validate(options: argparse.Namespace) -> int:
     from autoshard.experiments.workloads import make
 
     check_folder(options.report)
+    mesh = cpu_mesh(parse_mesh(options.mesh))  # first: making a workload may start JAX
     workload = make(options.workload, options.size)
-    mesh = cpu_mesh(parse_mesh(options.mesh))
     with progress(f"{workload.name}, {workload.size}") as say:
         compared = compare(workload, mesh, run=not options.no_measure, say=say)
     if options.report is not None:

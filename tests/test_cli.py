@@ -110,6 +110,17 @@ def test_workloads_says_what_to_install_for_those_that_need_it(
     assert "MLP-Mixer" in shown
 
 
+def test_devices_are_made_before_a_workload_whose_library_starts_jax() -> None:
+    program = (
+        "import sys\n"
+        "from autoshard.cli import main\n"
+        "from autoshard.experiments import comparison\n"
+        "comparison.compare = lambda workload, mesh, **_: sys.exit(mesh.size)\n"
+        "sys.exit(main(['validate', 'flax_transformer', '--mesh', 'data=4,model=2']))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=200).returncode == 8
+
+
 FIGURES = {"flops", "collective_bytes", "peak_bytes", "step_s"}
 
 

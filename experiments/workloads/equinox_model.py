@@ -106,7 +106,7 @@ class Program:
     def __init__(self, config: MixerConfig) -> None:
         self._config = config
         self._optimizer = adamw(config.learning_rate)
-        abstract = eqx.filter_eval_shape(Mixer, config, jax.random.key(0))
+        abstract = eqx.filter_eval_shape(lambda: Mixer(config, jax.random.key(0)))
         self._abstract_params, self._static = eqx.partition(
             abstract, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
         )

@@ -48,7 +48,9 @@ class Program:
         self._model = transformed(config)
         self._optimizer = adamw(config.learning_rate)
         self._tokens = jax.ShapeDtypeStruct((config.batch, config.seq), jnp.int32)
-        self._abstract_params = jax.eval_shape(self._model.init, jax.random.key(0), self._tokens)
+        self._abstract_params = jax.eval_shape(
+            lambda tokens: self._model.init(jax.random.key(0), tokens), self._tokens
+        )
 
     def train_step(self, state: PyTree, batch: PyTree) -> tuple[PyTree, jax.Array]:
         """``(state, batch) -> (state, loss)``; the state has ``params`` and ``optimizer``."""
