@@ -35,6 +35,8 @@ from autoshard.shardings import MeshShape, Sharding, loosened, splitting, to_par
 from autoshard.traps import BEYOND_RULES, whole_factors
 from autoshard.written import collective_of
 
+_BARRIER = "stablehlo.optimization_barrier"
+
 _BITS = {"i1": 8, "complex<f32>": 64, "complex<f64>": 128, "tf32": 32, "index": 64}
 
 
@@ -100,6 +102,8 @@ class _Reader:
         for index, (parent, region, operation) in enumerate(operations):
             self._op(index, parent, region, operation)
         ops = tuple(self._with_returned(op, operations[op.index][2]) for op in self.ops)
+        if any(op.name == _BARRIER for op in ops):
+            self._find_equals([operation for *_, operation in operations])
         result_ids = tuple(self.ids[v] for v in arrays(terminator(block).operands))
         return Graph(
             ops=ops,
@@ -113,11 +117,25 @@ class _Reader:
             loosened=tuple(dict.fromkeys(self.loosened)),
         )
 
+    def _find_equals(self, operations: Sequence[ir.Operation]) -> None:
+        """Number values so that equal ones, seen through barriers, have one number."""
+        same = list(range(len(self.values)))
+        first: dict[object, tuple[int, ...]] = {}
+        for op, operation in zip(self.ops, operations, strict=True):
+            if op.name == _BARRIER:
+                for result, operand in zip(op.results, op.operands, strict=True):
+                    same[result] = same[operand]
+            elif not (op.target or op.body or op.name in REGION_OPS):
+                known = first.setdefault(_computation(op, operation, same), op.results)
+                for result, equal in zip(op.results, known, strict=True):
+                    same[result] = same[equal]
+        self.values = [replace(t, same=same[t.id]) for t in self.values]
+
     def _value(self, value: Value, op: int, position: int, depth: int = 0, alias: int = -1) -> int:
         shape, dtype, nbytes = _type(value.type)
         number = len(self.values)
         root = number if alias < 0 else self.values[alias].alias
-        new = Tensor(number, shape, dtype, nbytes, op, position, root, depth > 0)
+        new = Tensor(number, shape, dtype, nbytes, op, position, root, depth > 0, number)
         self.values.append(new)
         self.ids[value] = new.id
         if depth:
@@ -290,6 +308,23 @@ def _single_devices(module: ir.Module) -> frozenset[str]:
         if list(sdy.MeshAttr(mesh.attributes["mesh"]).device_ids)
         and not list(sdy.MeshAttr(mesh.attributes["mesh"]).axes)
     )
+
+
+def _computation(op: Op, operation: ir.Operation, same: Sequence[int]) -> object:
+    """What an op computes and where: equal for two ops only if they compute the same."""
+    if len(operation.regions) and not op.combiner:
+        return op.index
+    try:
+        attributes = tuple(
+            (str(name), operation.attributes[name])
+            for name in operation.attributes
+            if name != "sdy.sharding_rule"
+        )
+    except TypeError:  # the bindings do not know constants of complex numbers
+        return op.index
+    types = tuple(str(result.type) for result in operation.results)
+    operands = tuple(same[v] for v in op.operands)
+    return op.name, op.parent, op.region, operands, attributes, types, op.combiner
 
 
 def _is_alias(

@@ -36,6 +36,8 @@ class Tensor:
         alias: Id of the value whose buffer and sharding it shares; its own id if it is no alias.
         free: Whether it costs nothing in any sharding: constants, and what is computed from them
             element by element.
+        same: Id of the earliest value that is equal if optimization barriers are passed through;
+            its own id if there is none, or no barrier in the program.
     """
 
     id: int
@@ -46,6 +48,7 @@ class Tensor:
     position: int
     alias: int
     free: bool = False
+    same: int = -1
 
     def __str__(self) -> str:
         return f"%{self.id}: {self.dtype}[{','.join(map(str, self.shape))}]"

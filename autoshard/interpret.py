@@ -44,6 +44,7 @@ from autoshard.shardings import (
     replicated,
     splitting,
 )
+from autoshard.twins import Twins, twins_of
 from autoshard.uneven import Uneven, uneven_of
 
 
@@ -57,8 +58,11 @@ def interpret(
         for op in graph.ops
         if (plan := _op_plan(graph, priced, mesh, model, choices, op, sharding)) is not None
     )
+    by_index = {op.index: op for op in ops}
+    twins = twins_of(graph, by_index, sharding) if model.compiler == "cpu" else Twins()
+    run = [op for op in ops if op.index not in twins.ops and op.index not in twins.partial]
     products = {
-        op.index: op.flops * op.trips for op in ops if _is_product(graph, priced, mesh, choices, op)
+        op.index: op.flops * op.trips for op in run if _is_product(graph, priced, mesh, choices, op)
     }
     final = _result_shardings(graph, mesh, sharding)
     moves = moves_of(graph, priced.resharder, ops, sharding, final)
@@ -70,13 +74,14 @@ def interpret(
     left_out = uncounted(graph, _weights(graph, products, placed))
     collectives = tuple(replace(c, trips=0) if b in left_out else c for b, c in placed)
     counted = [
-        op for op in ops if (graph.ops[op.index].parent, graph.ops[op.index].region) not in left_out
+        op for op in run if (graph.ops[op.index].parent, graph.ops[op.index].region) not in left_out
     ]
     decisions = Decisions(
-        ops={op.index: op for op in ops},
+        ops=by_index,
         arguments=tuple(sharding[v] for v in graph.arguments),
         results=final,
         chains={(r.value, r.chain[-1]): r.chain for r in moves.reshards},
+        twins=twins.ops,
     )
     memory = footprint(graph, localize(graph, mesh, decisions), model.compiler)
     compute_s = sum(op.seconds * op.trips for op in counted)

@@ -8,7 +8,7 @@ read. What it holds when, see :mod:`autoshard.memory`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from autoshard.reshard import StepKind
@@ -139,12 +139,14 @@ class Decisions:
         results: Sharding of each result.
         chains: By id of a value and the sharding that a reader wants: the shardings it takes on the
             way there, the wanted one last.
+        twins: Ops that are not run because another has their results already, and which.
     """
 
     ops: Mapping[int, Decided]
     arguments: Sequence[Sharding]
     results: Sequence[Sharding]
     chains: Mapping[tuple[int, Sharding], Sequence[Sharding]]
+    twins: Mapping[int, int] = field(default_factory=dict)
 
 
 def step_of(source: Sharding, target: Sharding) -> tuple[StepKind, tuple[str, ...], int]:

@@ -106,6 +106,11 @@ class _Expander:
     def _op(self, op: Op) -> None:
         if op.results and all(self.graph.values[v].free for v in op.results):
             return
+        if self.decisions is not None and op.index in self.decisions.twins:
+            twin = self.graph.ops[self.decisions.twins[op.index]]
+            for value, made in zip(op.results, twin.results, strict=True):
+                self.at[value], self.shardings[value] = self.at[made], self.shardings[made]
+            return
         operands, results, partial, reduced = self._plan(op)
         inputs = tuple(
             self._read(v, s, op.index) for v, s in zip(op.operands, operands, strict=True)

@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "fusion",
         "padding",
         "manual",
+        "twins",
         "uneven",
         "strategies",
         "pricing",

@@ -1,0 +1,76 @@
+"""Recomputed values that XLA:CPU makes one with what they recompute.
+
+``jax.checkpoint`` guards recomputation with optimization barriers. XLA:CPU drops these early (its
+``OptimizationBarrierExpander``, jaxlib 0.10.2) and then finds two ops on equal operands to be one,
+so what a block recomputes from values it still has is not recomputed, sharded or not. Between a
+loop and the loop of its gradient there is nothing to be found, and recomputation stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autoshard.graph import Graph
+from autoshard.local import Decided
+from autoshard.shardings import Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """What is one in the compiled program.
+
+    Attributes:
+        ops: Ops that are not run, and the one that is run for each.
+        partial: Ops that are not run either, but whose partial results are combined once more:
+            collectives are not found to be one.
+    """
+
+    ops: Mapping[int, int] = field(default_factory=dict)
+    partial: frozenset[int] = frozenset()
+
+
+def twins_of(graph: Graph, plans: Mapping[int, Decided], sharding: Mapping[int, Sharding]) -> Twins:
+    """Find the twins of a program that XLA:CPU compiles.
+
+    Args:
+        graph: The program; what its barriers hide is told by ``Tensor.same``.
+        plans: The plans of its ops.
+        sharding: The sharding of each value; none for free values.
+    """
+    if all(tensor.same == tensor.id for tensor in graph.values):
+        return Twins()
+    ops: dict[int, int] = {}
+    partial: set[int] = set()
+    values = {t.id: t.alias for t in graph.values}
+    for op in graph.ops:
+        first = graph.values[op.results[0]] if op.results else None
+        if first is None or first.same == first.id or op.is_alias:
+            continue
+        other = graph.ops[graph.values[first.same].op]
+        mine, theirs = plans.get(op.index), plans.get(other.index)
+        if mine is None or theirs is None or not _is_decided_alike(mine, theirs):
+            continue
+        reads = zip(op.operands, other.operands, mine.operands, strict=True)
+        if not all(
+            graph.values[a].same == graph.values[b].same
+            if graph.values[a].free
+            else values[a] == values[b] and sharding[a] == sharding[b] == wanted
+            for a, b, wanted in reads
+        ):
+            continue
+        if mine.reduced:
+            partial.add(op.index)
+        else:
+            ops[op.index] = ops.get(other.index, other.index)
+            values.update((a, values[b]) for a, b in zip(op.results, other.results, strict=True))
+    return Twins(ops, frozenset(partial))
+
+
+def _is_decided_alike(mine: Decided, theirs: Decided) -> bool:
+    return (mine.operands, mine.results, mine.partial, mine.reduced) == (
+        theirs.operands,
+        theirs.results,
+        theirs.partial,
+        theirs.reduced,
+    )
