@@ -196,9 +196,11 @@ def sent_bytes(nbytes: int, dtype: str, compiler: str) -> int:
     """Size of a whole tensor as collectives move it [bytes].
 
     XLA:CPU moves bf16 as f32 and 8-bit floats as f16 (seen in programs that jax 0.10.2 compiles,
-    whatever the collective; its pass is called ``FloatNormalization``).
+    whatever the collective; its pass is called ``FloatNormalization``), and 4-bit integers as 8-bit
+    ones.
     """
-    return 2 * nbytes if compiler == "cpu" and dtype.startswith(("bf16", "f8")) else nbytes
+    widened = dtype.startswith(("bf16", "f8")) or dtype in ("i4", "ui4")
+    return 2 * nbytes if compiler == "cpu" and widened else nbytes
 
 
 class Resharder:
