@@ -201,6 +201,20 @@ class TestRecomputation:
             flops[policy] = found.flops
         assert flops["nothing"] > flops["everything"]
 
+    def test_without_a_loop_it_is_priced_where_the_compiler_keeps_it(self) -> None:
+        program = SITUATIONS["remat_without_a_loop"]
+        for mesh in (mesh_of(1), mesh_of(4, 2)):
+            flops = {
+                chip: autoshard(program.fn, mesh, cost_model=chip)
+                .plan(*program.values())
+                .predicted.flops
+                for chip in ("cpu", "v5e")
+            }
+            assert flops["v5e"] > flops["cpu"]
+        plain = read_compiled(jax.jit(program.fn).lower(*program.values()).compile())
+        alone = autoshard(program.fn, mesh_of(1)).plan(*program.values())
+        assert alone.predicted.flops == plain.flops
+
 
 class TestShardMap:
     def test_its_products_and_collectives_are_in_the_plan_with_their_lines(self) -> None:
