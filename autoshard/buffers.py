@@ -254,6 +254,10 @@ class _Fuser:
         count = len(self.readers.get(value, ()))
         if any(how in ("hard", "loose") for _, how in users):
             return True
+        if op.kind == "pad" and any(
+            user is not None and self._is_cut(op, user) for user, _ in users
+        ):
+            return True
         if count <= 1:
             return False
         if any(how == "reduce" for _, how in users) and op.kind != "broadcast_in_dim":
@@ -262,6 +266,11 @@ class _Fuser:
             return True
         gathering = any(u is not None and u.kind in ("concatenate", "gather") for u, _ in users)
         return gathering and len(self._large(op)) > 1
+
+    def _is_cut(self, pad: LocalOp, user: LocalOp) -> bool:
+        """Whether a reshard takes padded pieces for several readers: XLA pads once for all."""
+        together = (user.kind, user.op) == ("slice", pad.op)
+        return together and len(self.readers.get(user.outputs[0], ())) > 1
 
     def _large(self, op: LocalOp) -> set[int]:
         nbytes = self.values[op.outputs[0]].nbytes

@@ -269,6 +269,11 @@ class _Expander:
                 after = frame.made[key] = self._new(tensor, target)
                 self.roots[after], self.homes[after] = root, depth
                 moved = self._with_padding(current, after) if kind == "all_gather" else after
+                if kind == "slice":
+                    padded = self._with_padding(after, current)
+                    if padded != current:
+                        frame.ops.append(LocalOp("pad", (current,), (padded,), reader))
+                        current = padded
                 frame.ops.append(
                     LocalOp(kind, (current,), (moved,), reader, axes=axes, dims=(dim,))
                 )
@@ -278,7 +283,7 @@ class _Expander:
         return current
 
     def _with_padding(self, pieces: int, gathered: int) -> int:
-        """What an all-gather makes of padded pieces, before the padding is cut off."""
+        """What padded pieces are gathered to, before the padding is cut off, or sliced from."""
         before, after = self.layouts[pieces], self.layouts[gathered]
         piece, wanted = self.values[pieces], self.values[gathered]
         shape = tuple(

@@ -143,3 +143,36 @@ def test_steps_are_told_apart_by_what_changes() -> None:
     assert step_of((("a", "b"), none), (a, b)) == ("all_to_all", b, 1)
     assert step_of((("a", "b"), none), (("b", "a"), none))[0] == "permute"
     assert step_of((a, b), (b, a))[0] == "permute"
+
+
+def test_padding_is_gathered_then_cut_off_and_made_zero_where_a_product_sums_over_it() -> None:
+    odd = np.ones((16, 101), np.float32)
+    graph = graph_of(lambda x, w: x @ w.T, odd, odd)
+    split: Sharding = ((), ("a",))
+    dot = next(op for op in graph.ops if op.kind == "dot_general")
+    turn = next(op for op in graph.ops if op.kind == "transpose")
+    turned: Sharding = (("a",), ())
+    program = local(
+        graph,
+        {
+            "transpose": Choice((split,), (turned,)),
+            "dot_general": Choice((split, turned), whole(graph, dot.results), None, (("a",),)),
+        },
+        whole(graph, graph.arguments),
+        {(v, split): [split] for v in graph.arguments},
+    )
+    assert turn.results[0] == dot.operands[1]
+    assert kinds(program.main) == [
+        *("pad", "slice", "transpose", "pad", "slice", "select", "select", "dot_general"),
+        "all_reduce",
+    ]
+    pad, cut = program.main.ops[:2]
+    assert [program.values[op.outputs[0]].shape for op in (pad, cut)] == [(16, 104), (16, 26)]
+    gathered = local(
+        graph_of(jnp.sin, odd), {"sine": Choice((split,), (split,))}, [split],
+        {(1, replicated(2)): [replicated(2)]},
+    )  # fmt: skip
+    assert kinds(gathered.main) == ["sine", "all_gather", "slice"]
+    assert [gathered.values[op.outputs[0]].shape for op in gathered.main.ops] == [
+        *((16, 26), (16, 104), (16, 101)),
+    ]

@@ -34,7 +34,7 @@ QUICK = (
         "scatters",
     ),
 )
-OTHERS = ((8,), (4, 2), (2, 4, 1), (1,), (2, 2, 2, 1))
+OTHERS = ((8,), (3, 2), (2, 4, 1), (5,), (1,), (7,), (2, 2, 2, 1))
 
 
 def check(name: str, sizes: tuple[int, ...], seed: int) -> None:
