@@ -14,6 +14,7 @@ from autoshard.execute import Executable
 from autoshard.plan import Plan
 from autoshard.rules import Registration, register_rule
 from autoshard.search import Options
+from autoshard.stablehlo import Program
 from autoshard.validate import Validation
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Options",
     "Plan",
     "PlanMismatchError",
+    "Program",
     "Registration",
     "Sharded",
     "UnknownNameError",

@@ -45,6 +45,7 @@ from autoshard.signature import (
     split,
 )
 from autoshard.solvers import Progress, Solver
+from autoshard.stablehlo import Program
 from autoshard.validate import Validation, validate
 
 MAX_AXES = 4
@@ -437,6 +438,10 @@ def autoshard(
 
     def wrap(function: Callable[..., Any]) -> Sharded:
         _check_function(function)
+        if isinstance(function, Program):
+            convention = function.convention(donate_argnums, donate_argnames)
+            wishes = function.options(options, _checked_mesh(mesh))
+            return Sharded(function, _checked_mesh(mesh), convention, wishes, plan)
         convention = Convention.of(
             function, static_argnums, static_argnames, donate_argnums, donate_argnames
         )
