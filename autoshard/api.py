@@ -122,24 +122,27 @@ class Sharded:
         return self._call(split(self.convention, args, kwargs))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for a call with such arguments: arrays or ``jax.ShapeDtypeStruct``."""
-        call = split(self.convention, args, kwargs)
+        """The plan for a call with such arguments: arrays or ``jax.ShapeDtypeStruct``.
+
+        A :class:`Program` knows its arguments; here and below they can be left out.
+        """
+        call = self._abstract(args, kwargs)
         return self._plan(call, call_key(self.convention, call))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Plan, and lower with the plan's shardings written into the module."""
-        call = split(self.convention, args, kwargs)
+        call = self._abstract(args, kwargs)
         key = call_key(self.convention, call)
         return Lowered.of(self._traced_for(call, key), self._plan(call, key), self.partitioner)
 
     def compile(self, *args: Any, **kwargs: Any) -> Executable:
         """The executable that a call with such arguments runs; compiled once."""
-        call = split(self.convention, args, kwargs)
+        call = self._abstract(args, kwargs)
         return self._executable(call, call_key(self.convention, call))
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """What ``jax.jit`` traces of such a call: the function between its planned shardings."""
-        call = split(self.convention, args, kwargs)
+        call = self._abstract(args, kwargs)
         signature = Signature.of(self.convention, call)
 
         def inside(*arrays: Any) -> Any:
@@ -151,7 +154,7 @@ class Sharded:
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and types of the result of such a call, as ``jax.eval_shape``; nothing is run."""
-        call = split(self.convention, args, kwargs)
+        call = self._abstract(args, kwargs)
         traced = self._traced_for(call, call_key(self.convention, call))
         return traced.result_tree.fill([leaf.abstract for leaf in traced.results])
 
@@ -174,7 +177,7 @@ class Sharded:
             budget_s: Time for the timed calls [s].
             **kwargs: As for a call.
         """
-        call = split(self.convention, args, kwargs)
+        call = self._abstract(args, kwargs)
         key = call_key(self.convention, call)
         traced, plan = self._traced_for(call, key), self._plan(call, key)
         values = [call.leaves[i] for i in traced.signature.array_positions]
@@ -186,6 +189,12 @@ class Sharded:
             repeats=repeats,
             budget_s=budget_s,
         )
+
+    def _abstract(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """The call that is meant; a program that knows its arguments need not be told."""
+        if isinstance(self._fn, Program) and not args and not kwargs:
+            args = self._fn.avals
+        return split(self.convention, args, kwargs)
 
     def _call(self, call: Call) -> Any:
         config: Any = jax.config  # its options are not declared

@@ -1,7 +1,7 @@
 """Reading a StableHLO module of unknown origin: in a process of its own, which a bad file may kill.
 
 The MLIR parser, its verifier and Shardy's passes can end the process on input they do not expect.
-:func:`read` therefore starts ``python -m autoshard.foreign``, which does all of that to the module
+:func:`read` therefore starts Python anew, which does all of that to the module
 and gives back what is left: one function without calls, static shapes, no annotations but Shardy's.
 """
 
@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ MAX_BYTES = 2**30
 TIMEOUT_S = 600.0
 """Time after which reading is given up [s]."""
 
+_READER = "from autoshard.foreign import main; main()"
 _BYTECODE = b"ML\xefR"
 _DIALECTS = frozenset({"stablehlo", "chlo", "func", "sdy"})
 _NAME = re.compile(r'^loc\("([^"]+)"(?:\)|\()')
@@ -116,7 +117,7 @@ def read(data: bytes, entry: str | None, where: str) -> Foreign:
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-c", _READER],
             input=json.dumps({"entry": entry}).encode() + b"\n" + data,
             capture_output=True,
             timeout=TIMEOUT_S,
@@ -201,16 +202,17 @@ def prepare(module: ir.Module, entry: str | None) -> Foreign:
     _choose(module, entry)
     for operation in operations(module.body):
         _check(operation)
+    _check_calls(module)
     ignored: dict[str, int] = {}
     mesh = _inline_meshes(module, ignored)
     function = main_block(module).owner
     arguments, results = _ports(function, ignored)
     _strip(module, ignored)
     normalize(module)
-    add_rules(ir.Module.parse(str(module)))  # nothing is kept of it: it must not fail later
     manual = any(o.name == "sdy.manual_computation" for o in operations(module.body))
     held = io.BytesIO()
     module.operation.write_bytecode(held)
+    add_rules(ir.Module.parse(held.getvalue()))  # what the planner does to it may not fail there
     told = tuple(f"{what} ({count} times)" for what, count in ignored.items())
     return Foreign(name, arguments, results, mesh, manual, told, held.getvalue())
 
@@ -251,9 +253,11 @@ def _choose(module: ir.Module, entry: str | None) -> None:
 
 def _check(operation: ir.Operation) -> None:
     at = f"{operation.name} {source_of(operation)}".strip()
+    if any(len(region.blocks) > 1 for region in operation.regions):
+        raise InputError("control flow by jumps between blocks", at=at, fix=_EXPORT)
     if operation.name.partition(".")[0] not in _DIALECTS:
         raise InputError(f"{operation.name} is no op of StableHLO", at=at, fix=_EXPORT)
-    if operation.name in ("stablehlo.custom_call",):
+    if operation.name == "stablehlo.custom_call":
         target = str(operation.attributes["call_target_name"])
         if target in ('"SPMDFullToShardShape"', '"SPMDShardToFullShape"'):
             raise InputError(
@@ -261,6 +265,12 @@ def _check(operation: ir.Operation) -> None:
                 at=at,
                 fix="export the program without shard_map, or with Shardy's partitioner",
             )
+    if operation.name == "stablehlo.constant" and _is_elided(operation):
+        raise InputError(
+            "the values of a constant were left out when the module was printed",
+            at=at,
+            fix="print it whole, or write bytecode",
+        )
     types = [value.type for value in operation.results]
     types += [a.type for region in operation.regions for block in region for a in block.arguments]
     for type_ in types:
@@ -273,6 +283,47 @@ def _check(operation: ir.Operation) -> None:
                 at=at,
                 fix="export with static shapes, e.g. torch.export without dynamic_shapes",
             )
+
+
+def _is_elided(constant: ir.Operation) -> bool:
+    try:
+        value = constant.attributes["value"]
+    except TypeError:  # of complex numbers, which these bindings cannot show; they are there
+        return False
+    dense = isinstance(value, (ir.DenseElementsAttr, ir.DenseIntElementsAttr))
+    return not dense and "__elided__" in str(value)
+
+
+def _check_calls(module: ir.Module) -> None:
+    """Refuse functions that call each other in a circle, and those that are not there."""
+    calls: dict[str, set[str]] = {}
+    for op in module.body.operations:
+        if op.operation.name == "func.func" and len(op.operation.regions[0].blocks):
+            body = op.operation.regions[0].blocks[0]
+            called = (o for o in operations(body) if o.name == "func.call")
+            calls[_symbol(op.operation)] = {
+                str(ir.FlatSymbolRefAttr(o.attributes["callee"]).value) for o in called
+            }
+    done: set[str] = set()
+    path: dict[str, Iterator[str]] = {"main": iter(calls["main"])}
+    while path:
+        current = next(reversed(path))
+        name = next(path[current], None)
+        if name is None:
+            path.pop(current)
+            done.add(current)
+        elif name not in calls:
+            raise InputError(
+                f"{current} calls {name}, which is not in the module",
+                at=f"func.call @{name}",
+                fix="export the whole program",
+            )
+        elif name in path:
+            raise InputError(
+                f"{name} calls itself", at=f"func.func @{name}", fix="write the recursion as a loop"
+            )
+        elif name not in done:
+            path[name] = iter(calls[name])
 
 
 def _inline_meshes(module: ir.Module, ignored: dict[str, int]) -> tuple[tuple[str, int], ...]:
@@ -313,23 +364,23 @@ def _inline_meshes(module: ir.Module, ignored: dict[str, int]) -> tuple[tuple[st
 def _ports(function: Any, ignored: dict[str, int]) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
     block = function.regions[0].blocks[0]
     inputs = list(block.arguments)
-    names = [
-        m[1] if (m := _NAME.match(str(a.location))) else f"arg{i}" for i, a in enumerate(inputs)
-    ]
-    if len(set(names)) < len(names):
-        names = [f"arg{i}" for i in range(len(names))]
     outputs = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results
+    located = [m[1] if (m := _NAME.match(str(a.location))) else "" for a in inputs]
     sides = []
-    for key, types, called in (
-        ("arg_attrs", [a.type for a in inputs], names),
-        ("res_attrs", outputs, [f"result[{i}]" for i in range(len(outputs))]),
+    for key, types, info, names, default in (
+        ("arg_attrs", [a.type for a in inputs], "jax.arg_info", located, "arg{}"),
+        ("res_attrs", outputs, "jax.result_info", [""] * len(outputs), "result[{}]"),
     ):
         given = ir.ArrayAttr(function.attributes[key]) if key in function.attributes else None
+        told = [_told(given[i], info) if given is not None else "" for i in range(len(types))]
+        called = [a or b for a, b in zip(told, names, strict=True)]
+        if len(set(called)) < len(called) or not all(called):
+            called = [default.format(i) for i in range(len(called))]
         ports = []
         for position, (type_, name) in enumerate(zip(types, called, strict=True)):
             attributes: Any = ir.DictAttr(given[position]) if given is not None else {}
-            tensor = ir.RankedTensorType(type_)
-            if str(tensor.element_type) not in _DTYPES:
+            tensor = ir.RankedTensorType(type_) if str(type_).startswith("tensor<") else None
+            if tensor is None or str(tensor.element_type) not in _DTYPES:
                 raise InputError(
                     f"{name} is of type {type_}, which is no array of JAX", at=name, fix=_EXPORT
                 )
@@ -348,6 +399,12 @@ def _ports(function: Any, ignored: dict[str, int]) -> tuple[tuple[Port, ...], tu
         if given is not None:
             del function.attributes[key]
     return sides[0], sides[1]
+
+
+def _told(attributes: ir.Attribute, key: str) -> str:
+    """What JAX writes about an argument or result."""
+    held = ir.DictAttr(attributes)
+    return str(ir.StringAttr(held[key]).value) if key in held else ""
 
 
 def _spec(attribute: ir.Attribute) -> tuple[tuple[str, ...], ...] | None:
@@ -392,21 +449,12 @@ def _answer(data: bytes) -> Iterator[bytes]:
     except InputError as error:
         yield json.dumps({"problem": error.problem, "at": error.at, "fix": error.fix}).encode()
         return
-    except RecursionError:
-        fix = "write the recursion as a loop"
-        told = {"problem": "functions of the module call each other in a circle", "at": ""}
-        yield json.dumps({**told, "fix": fix}).encode()
-        return
     plain = asdict(found)
     module = plain.pop("module")
     yield json.dumps(plain).encode() + b"\n"
     yield module
 
 
-def main(source: Callable[[], bytes], sink: Callable[[bytes], Any]) -> None:
+def main() -> None:
     """The child's side: a request in, an answer out."""
-    sink(b"".join(_answer(source())))
-
-
-if __name__ == "__main__":
-    main(sys.stdin.buffer.read, sys.stdout.buffer.write)
+    sys.stdout.buffer.write(b"".join(_answer(sys.stdin.buffer.read())))

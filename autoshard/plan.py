@@ -543,22 +543,18 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""
-        target = Path(path)
-        if not target.parent.is_dir():
-            raise InputError(
-                f"there is no folder {target.parent} to save a plan in",
-                at=str(path),
-                fix="make the folder first",
-            )
         text = json.dumps(self.to_json(), indent=1, allow_nan=False)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        _write_whole(path, text.encode())
+
+    def write_stablehlo(self, path: str | os.PathLike[str]) -> None:
+        """Write the program with all its shardings: text to ``.mlir``, bytecode to ``.mlirbc``.
+
+        Raises:
+            InputError: Another suffix, or a plan without its whole program.
+        """
+        from autoshard.module_text import stablehlo
+
+        _write_whole(path, stablehlo(self, Path(path).suffix))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -581,6 +577,24 @@ class Plan:
         from autoshard.plan_text import plan_text
 
         return plan_text(self)
+
+
+def _write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise InputError(
+            f"there is no folder {target.parent} to save a plan in",
+            at=str(path),
+            fix="make the folder first",
+        )
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def spec(sharding: Sharding) -> str:

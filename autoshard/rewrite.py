@@ -261,14 +261,16 @@ class _Writer:
             self.made[key] = self._step(copy.results[0], wanted, before)
         return self.made[key]
 
-    def _text(self, sharding: Sharding) -> str:
-        dims = ", ".join("{" + ", ".join(f'"{a}"' for a in d) + "}" for d in sharding)
-        return f"<@{self.mesh}, [{dims}]>"
-
     def _attribute(self, sharding: Sharding) -> ir.Attribute:
         if sharding not in self.attributes:
-            self.attributes[sharding] = ir.Attribute.parse(f"#sdy.sharding{self._text(sharding)}")
+            self.attributes[sharding] = ir.Attribute.parse(sharding_text(self.mesh, sharding))
         return self.attributes[sharding]
+
+
+def sharding_text(mesh: str, sharding: Sharding) -> str:
+    """A sharding as Shardy's attribute, closed in every dimension."""
+    dims = ", ".join("{" + ", ".join(f'"{a}"' for a in d) + "}" for d in sharding)
+    return f"#sdy.sharding<@{mesh}, [{dims}]>"
 
 
 def _maker(value: Value) -> ir.Operation:
@@ -291,8 +293,8 @@ def mesh_symbol(module: ir.Module, plan: Plan) -> str:
         if axes == wanted and not list(mesh.device_ids):
             return str(ir.StringAttr(op.operation.attributes["sym_name"]).value)
     axes_text = ", ".join(f'"{n}"={s}' for n, s in wanted)
-    with ir.InsertionPoint.at_block_begin(module.body):
-        ir.Operation.parse(f"sdy.mesh @planned = <[{axes_text}]>")
+    mesh_op = ir.Operation.parse(f"sdy.mesh @planned = <[{axes_text}]>")
+    ir.InsertionPoint.at_block_begin(module.body).insert(mesh_op)
     return "planned"
 
 

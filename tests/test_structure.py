@@ -53,7 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("annotations", "origin", "plan", "plan_text", "piecewise", "rewrite", "remesh", "execute"),
     ("emit", "pieces", "indexing", "collectives_lowering", "global_to_local"),
     ("shardy_passes", "partition"),
-    ("inside",),
+    ("inside", "module_text"),
     ("budget",),
     ("interpret", "moves"),
     ("unknown",),
@@ -70,7 +70,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 # A plan opens these rooms above it when it is asked a question, inside the method that asks.
 DOORS: dict[str, frozenset[str]] = {
-    "plan": frozenset({"diff", "explain", "finding", "lint", "replan", "why"}),
+    "plan": frozenset({"diff", "explain", "finding", "lint", "module_text", "replan", "why"}),
 }
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 
