@@ -203,7 +203,7 @@ class _Reader:
         return _Reader(self.mesh, self.single_devices).read(block, arguments, results, ())
 
     def _is_on_one_device(self, operation: ir.Operation) -> bool:
-        if "sdy.sharding" not in operation.attributes:
+        if operation.name != "stablehlo.custom_call" or "sdy.sharding" not in operation.attributes:
             return False
         named = re.findall(r"@([\w.$-]+)", str(operation.attributes["sdy.sharding"]))
         return any(name in self.single_devices for name in named)

@@ -31,7 +31,7 @@ from autoshard.ragged import RAGGED_DOT, ragged_formula
 
 Shape: TypeAlias = tuple[int, ...]
 RuleMaker: TypeAlias = Callable[[tuple[Shape, ...], tuple[Shape, ...]], str | None]
-"""From the global shapes of the operands and of the results to a rule; None leaves the op whole."""
+"""From the global shapes of all operands and of all results to a rule; None gives none."""
 
 _REST = "..."
 _DIALECTS = ("stablehlo.", "chlo.")
@@ -186,11 +186,14 @@ def rule_for(operation: ir.Operation) -> Rule | None:
         InputError: The registered rule does not fit the op.
     """
     name = operation.name
+    called = target_of(operation) or name
+    if called not in _REGISTERED and name not in _BUILT_IN:
+        return None
     if any(is_token(v) for v in (*operation.operands, *operation.results)):
         return None  # its effects are in order: it runs once
     operands = tuple(shape_of(v) for v in operation.operands)
     results = tuple(shape_of(v) for v in operation.results)
-    given = _REGISTERED.get(target_of(operation) or name)
+    given = _REGISTERED.get(called)
     if given is None:
         text = _BUILT_IN[name](operation) if name in _BUILT_IN else None
     else:
@@ -199,11 +202,11 @@ def rule_for(operation: ir.Operation) -> Rule | None:
         return None
     if not isinstance(text, str):
         raise InputError(
-            f"the rule of {target_of(operation) or name} returned a {type(text).__name__}",
+            f"the rule of {called} returned a {type(text).__name__}",
             at=source_of(operation),
             fix="return a text such as 'i j -> i j', or None",
         )
-    at = " ".join(filter(None, (target_of(operation) or name, source_of(operation))))
+    at = " ".join(filter(None, (called, source_of(operation))))
     return fitted(parse(text), operands, results, at)
 
 
