@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from autoshard.cost_models.protocol import Compiler
 from autoshard.kinds import ELEMENTWISE, EXPENSIVE, FUSIBLE, MATERIAL_KINDS
 from autoshard.local import LOCAL_VIEWS, DotSide, LocalBlock, LocalOp, LocalValue
+from autoshard.pooling import with_winners
 
 WINDOW = 32
 """XLA:CPU reduces a dimension longer than this in two passes if the operand is small."""
@@ -130,7 +131,7 @@ class _Fuser:
     def run(self) -> Kernels:
         ops = in_post_order(self.block) if self.cpu else _needed(self.block)
         if self.cpu:
-            ops = tuple(self._with_windows(self._with_transposes(ops)))
+            ops = tuple(self._with_windows(self._with_transposes(self._with_winners(ops))))
         for op in ops:
             for value in op.outputs:
                 self.maker[value] = op
@@ -174,11 +175,23 @@ class _Fuser:
     def _is_material(self, value: int) -> bool:
         return value in self.maker and self.maker[value].kind in MATERIAL_KINDS
 
+    def _with_winners(self, ops: Iterable[LocalOp]) -> Iterable[LocalOp]:
+        for op in ops:
+            if op.kind == "select_and_scatter":
+                yield from with_winners(op, self.values)
+            else:
+                yield op
+
     def _with_transposes(self, ops: Iterable[LocalOp]) -> Iterable[LocalOp]:
         """XLA:CPU wants the dimension of a collective outermost, and puts the result back."""
         for op in ops:
             gathered = op.kind in ("all_gather", "reduce_scatter")
             shape = self.values[op.outputs[0]].shape
+            if op.kind == "convolution" and not self._is_ordered(op, 2, op.outputs[0]):
+                raw = self._like(op.outputs[0])
+                yield replace(op, outputs=(raw,))
+                yield LocalOp("transpose", (raw,), op.outputs, op.op)
+                continue
             if not (gathered and math.prod(shape[: op.dims[0]]) > 1) and op.kind != "all_to_all":
                 yield op
                 continue
@@ -204,6 +217,13 @@ class _Fuser:
             yield LocalOp("reduce_window", op.inputs, (first,), op.op)
             yield replace(op, inputs=(first, *op.inputs[1:]))
 
+    def _is_ordered(self, op: LocalOp, position: int, value: int) -> bool:
+        """Whether a convolution has an operand or its result as XLA:CPU's library wants it."""
+        assert op.window is not None
+        order, shape = op.window.orders[position], self.values[value].shape
+        dims = [d for d in order if shape[d] != 1]
+        return bool(order) and dims == sorted(dims)
+
     def _like(self, value: int) -> int:
         self.values.append(self.values[value])
         return len(self.values) - 1
@@ -220,6 +240,8 @@ class _Fuser:
         if op.kind == "reduce":
             whole = self.cpu and _is_large(self.values[value]) and not self._is_product(value)
             return read if whole else "reduce"
+        if op.kind == "convolution" and self.cpu and not self._is_ordered(op, position, value):
+            return "copy"
         if op.sides is not None and self.cpu:
             side, shape = op.sides[position], self.values[value].shape
             if needs_copy(shape, side, position == 0):
@@ -319,8 +341,9 @@ class _Fuser:
             root = self._root(value)
             how = self._how(op, position)
             if how == "copy":
-                assert op.sides is not None
-                key = (root, op.sides[position], position)
+                key: object = (root, op.sides[position], position) if op.sides else None
+                if op.window is not None:
+                    key = (root, op.window.orders[position])
                 if key not in copies:
                     copies[key] = self._like(root)
                     within = dict.fromkeys(self._through(root, soft=True), False)

@@ -33,6 +33,7 @@ from autoshard.program import (
 from autoshard.rules import rule_for
 from autoshard.shardings import MeshShape, Sharding, loosened, splitting, to_partition_spec
 from autoshard.traps import BEYOND_RULES, whole_factors
+from autoshard.windows import window_of
 from autoshard.written import collective_of
 
 _BARRIER = "stablehlo.optimization_barrier"
@@ -190,6 +191,7 @@ class _Reader:
                 on_one_device=self._is_on_one_device(operation),
                 collective=collective_of(operation, self.mesh),
                 body=self._body(operation),
+                window=window_of(operation),
             )
         )
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from autoshard.program import Boundary
 from autoshard.shardings import Sharding
+from autoshard.windows import Window
 
 FactorKind = Literal["pass", "reduction", "replicated", "permutation"]
 
@@ -148,6 +149,7 @@ class Op:
             callback into Python).
         collective: What it sends, if it is a collective (in a ``shard_map``).
         body: Of a ``shard_map``, the program of one device, with local shapes.
+        window: Of a convolution or a pooling's gradient, order and padding of its dimensions.
     """
 
     index: int
@@ -169,6 +171,7 @@ class Op:
     on_one_device: bool = False
     collective: WrittenCollective | None = None
     body: Graph | None = None
+    window: Window | None = None
 
     @property
     def is_alias(self) -> bool:

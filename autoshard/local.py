@@ -13,6 +13,7 @@ from typing import Protocol
 
 from autoshard.reshard import StepKind
 from autoshard.shardings import Sharding
+from autoshard.windows import Window
 
 LOCAL_VIEWS = frozenset({"reshape", "optimization_barrier", "sharding_constraint"})
 """Kinds of op whose result is the buffer of their operand."""
@@ -61,6 +62,7 @@ class LocalOp:
         axes: Of a collective, the mesh axes it runs over.
         dims: Of a gather or scatter, its dimension; of a reduction, those reduced away.
         sides: Of a dot, what each operand is multiplied over.
+        window: Of a convolution or a pooling's gradient, order and padding of its dimensions.
         blocks: A loop's body, or the branches of a case. A loop carries only what it changes: its
             first inputs are what each output starts from.
     """
@@ -73,6 +75,7 @@ class LocalOp:
     dims: tuple[int, ...] = ()
     sides: tuple[DotSide, DotSide] | None = None
     blocks: tuple[LocalBlock, ...] = ()
+    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,17 @@ class _Expander:
         outputs = tuple(self._name(v, s) for v, s in zip(op.results, natural, strict=True))
         sides, dims = self._sides(op), _reduced(op)
         if op.collective is None:
-            self._add(LocalOp(op.kind, inputs, outputs, op.index, dims=dims, sides=sides))
+            self._add(
+                LocalOp(
+                    op.kind,
+                    inputs,
+                    outputs,
+                    op.index,
+                    dims=dims,
+                    sides=sides,
+                    window=op.window,
+                )
+            )
         else:
             kind, axes, dims = op.collective.kind, op.collective.axes, (op.collective.dim,)
             self._add(LocalOp(kind, inputs, outputs, op.index, axes=axes, dims=dims))
