@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from autoshard.cost_models.calibrated import GROUPED
+from autoshard.cost_models.calibrated import CONVOLUTION, CONVOLVED, GROUPED, SLOW_OPS
 from autoshard.cost_models.calibration import Calibration, LinearFit, Observation
 from autoshard.cost_models.fitting import fit_linear
 from autoshard.cost_models.probes import KINDS, Probe, probes
@@ -155,10 +155,8 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
     def keys(family: str) -> list[str]:
         return sorted({t.probe.key for t in timed if t.probe.family == family})
 
-    elementwise = {
-        k: fit("elementwise", k, ("bytes", "transcendentals", "powers", "transposes", GROUPED))
-        for k in keys("elementwise")
-    }
+    units = ("bytes", *dict.fromkeys(SLOW_OPS.values()), CONVOLUTION, CONVOLVED, GROUPED)
+    elementwise = {k: fit("elementwise", k, units) for k in keys("elementwise")}
     return Calibration(
         machine=processor_name(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

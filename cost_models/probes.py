@@ -150,42 +150,98 @@ def _transposes(repeats: int, x: jax.Array) -> jax.Array:
 _SLOW_ELEMENTS = ((4096, 8, 1), (65536, 1, 2), (589824, 1, 2))
 
 
-_GROUPED = ((2, 64, 32, 7, 2), (2, 128, 64, 15, 1))
-"""Images, positions, channels and taps of a depthwise convolution on each device; ops."""
+_CONVOLUTIONS = (
+    # images, side, features in and out, ops in a program, stage
+    (2, 8, 32, 32, 4, 1),
+    (4, 16, 32, 32, 1, 1),
+    (4, 16, 64, 64, 1, 2),
+)
+_DEPTHWISE = ((2, 64, 32, 7, 2, 1), (2, 128, 64, 15, 1, 1))
+"""Images, positions, channels and taps; ops in a program, stage."""
+_POOLED = ((2, 16, 16, 2, 1), (4, 32, 32, 1, 2))
+"""Images, side, channels; ops in a program, stage."""
 
 
-def _depthwise(repeats: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _convolved(repeats: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``x`` [N, W, C] or [N, H, W, C] convolved over and over; one feature a group if 3-D."""
+    space = "HW"[4 - x.ndim :]
+    numbers = (f"N{space}C", f"{space}IO", f"N{space}C")
+    groups = 1 if x.ndim == 4 else x.shape[-1]
     for _ in range(repeats):
         x = jax.lax.conv_general_dilated(
             x,
             kernel,
-            (1,),
+            (1,) * len(space),
             "SAME",
-            dimension_numbers=("NWC", "WIO", "NWC"),
-            feature_group_count=x.shape[-1],
+            dimension_numbers=numbers,
+            feature_group_count=groups,
         )
     return x
 
 
-def grouped_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
-    """Depthwise convolutions, in f32 and bf16."""
+def _pool(x: jax.Array) -> jax.Array:
+    least = np.array(-np.inf, x.dtype)
+    padding = ((0, 0), (1, 1), (1, 1), (0, 0))
+    pooled: jax.Array = jax.lax.reduce_window(
+        x, least, jax.lax.max, (1, 3, 3, 1), (1, 1, 1, 1), padding
+    )
+    return pooled
+
+
+def _pools(repeats: int, x: jax.Array) -> jax.Array:
+    for _ in range(repeats):
+        x = _pool(x)
+    return x
+
+
+def _unpools(repeats: int, x: jax.Array) -> jax.Array:
+    for _ in range(repeats):
+        (x,) = jax.vjp(_pool, x)[1](x)
+    return x
+
+
+def window_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
+    """Convolutions, depthwise ones, poolings and their gradients, in f32 and bf16."""
     for key, dtype, later in _DTYPES:
-        for images, positions, channels, taps, repeats in _GROUPED:
-            shapes = [(images, positions, channels), (taps, 1, channels)]
-            elements = images * positions * channels
-            yield Probe(
-                name=f"elementwise/{key}/grouped/{elements}x{taps}",
+        size = jnp.dtype(dtype).itemsize
+
+        def probe(
+            what: str,
+            body: Callable[..., jax.Array],
+            shapes: Sequence[tuple[int, ...]],
+            work: Mapping[str, float],
+            repeats: int,
+            stage: int,
+            key: str = key,
+            dtype: Any = dtype,
+            size: int = size,
+        ) -> Probe:
+            return Probe(
+                name=f"elementwise/{key}/{what}/{'x'.join(map(str, shapes[0]))}",
                 family="elementwise",
                 key=key,
-                work={
-                    "grouped": 2.0 * elements * taps,
-                    "bytes": 2.0 * jnp.dtype(dtype).itemsize * elements,
-                },
+                work={"bytes": 2.0 * size * math.prod(shapes[0]), **work},
                 repeats=repeats,
-                build=partial(
-                    _program, _line(devices), partial(_depthwise, repeats), shapes, dtype
-                ),
-                stage=1 + later,
+                build=partial(_program, _line(devices), partial(body, repeats), shapes, dtype),
+                stage=stage,
+            )
+
+        for images, side, inner, outer, repeats, stage in _CONVOLUTIONS:
+            shapes = [(images, side, side, inner), (3, 3, inner, outer)]
+            flops = 2.0 * images * side * side * 9 * inner * outer
+            work = {"convolutions": 1.0, "convolved": flops}
+            yield probe("convolution", _convolved, shapes, work, repeats, stage + later)
+        for images, positions, channels, taps, repeats, stage in _DEPTHWISE:
+            shape = (images, positions, channels)
+            work = {"convolutions": 1.0, "grouped": 2.0 * math.prod(shape) * taps}
+            given = [shape, (taps, 1, channels)]
+            yield probe("depthwise", _convolved, given, work, repeats, stage + later)
+        for images, side, channels, repeats, stage in _POOLED:
+            square = (images, side, side, channels)
+            elements = float(math.prod(square))
+            yield probe("pool", _pools, [square], {"pooled": elements}, repeats, stage + later)
+            yield probe(
+                "unpool", _unpools, [square], {"unpooled": elements}, repeats, stage + later
             )
 
 
@@ -299,6 +355,6 @@ def probes(devices: Sequence[jax.Device]) -> tuple[Probe, ...]:
         *collective_probes(devices),
         *matmul_probes(devices),
         *elementwise_probes(devices),
-        *grouped_probes(devices),
+        *window_probes(devices),
     ]
     return tuple(sorted(every, key=lambda probe: probe.stage))
