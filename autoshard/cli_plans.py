@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 def add_plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands to a parser's."""
     plan = commands.add_parser("plan", help="plan a function of your own for a mesh")
-    plan.add_argument("function", metavar="MODULE:FUNCTION", help="or FILE.py:FUNCTION")
     plan.add_argument(
-        "--example", required=True, metavar="MODULE:ARGS",
+        "function", metavar="MODULE:FUNCTION",
+        help="or FILE.py:FUNCTION, or a StableHLO module (.mlir, .mlirbc)",
+    )  # fmt: skip
+    plan.add_argument(
+        "--example", metavar="MODULE:ARGS",
         help="its arguments, as arrays or jax.ShapeDtypeStruct: a tuple (positional), a dictionary "
-        "(by keyword), or a function that returns one",
+        "(by keyword), or a function that returns one; a StableHLO module needs none",
     )  # fmt: skip
     plan.add_argument("--mesh", required=True, help="axes and sizes, e.g. data=4,model=2")
     plan.add_argument("--cost-model", help="e.g. v5e; default: this machine's CPU")
@@ -48,6 +51,10 @@ def add_plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
         "--time-limit", type=float, default=60.0, metavar="SECONDS", help="default: 60"
     )
     plan.add_argument("--save", type=Path, metavar="FILE", help="keep the plan")
+    plan.add_argument(
+        "--write", type=Path, metavar="FILE",
+        help="write the program with its shardings: StableHLO as .mlir (text) or .mlirbc",
+    )  # fmt: skip
     plan.add_argument("--json", action="store_true", help="the plan as JSON instead of text")
     plan.set_defaults(run=_plan)
 
@@ -97,6 +104,7 @@ def _about_plan(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     check_folder(options.save)
+    check_folder(options.write)
     shape = parse_mesh(options.mesh)
     limit = None if options.memory_limit is None else parse_bytes(options.memory_limit)
     pins = dict(named_pin(text) for text in options.pin)
@@ -105,8 +113,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     from autoshard.api import Sharded, autoshard
 
-    function = load_object(options.function)
-    args, kwargs = example(load_object(options.example), options.example)
+    function, args, kwargs = _called(options.function, options.example)
     if isinstance(function, Sharded):
         raise InputError(
             f"{options.function} is sharded already",
@@ -129,11 +136,33 @@ def _plan(options: argparse.Namespace) -> int:
         plan = sharded.plan(*args, **kwargs)
     if options.save is not None:
         plan.save(options.save)
+    if options.write is not None:
+        plan.write_stablehlo(options.write)
     if options.json:
         print_json(plan.to_json())
     else:
         print(plan)
     return 0
+
+
+def _called(function: str, given: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What is to be planned, and its arguments."""
+    if function.endswith((".mlir", ".mlirbc")):
+        if given is not None:
+            raise InputError(
+                "a StableHLO module says itself what its arguments are",
+                at=f"--example {given}",
+                fix="leave out --example",
+            )
+        from autoshard.stablehlo import Program
+
+        return Program.from_stablehlo(Path(function)), (), {}
+    if given is None:
+        raise InputError(
+            f"the arguments of {function} are not known", fix="name them with --example MODULE:ARGS"
+        )
+    args, kwargs = example(load_object(given), given)
+    return load_object(function), args, kwargs
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from autoshard import InputError, Plan, PlanMismatchError, Program, autoshard, foreign
+from autoshard.cli import main
 
 DATA = Path(__file__).parent / "data"
 DEVICES = np.array(jax.devices())
@@ -402,3 +403,15 @@ def test_damaged_bytecode_is_refused_or_read_but_never_ends_the_process(seed: in
         data[position] = rng.integers(256)
     with contextlib.suppress(InputError):
         assert Program.from_stablehlo(bytes(data)).arguments
+
+
+def test_the_command_plans_a_module_and_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "planned.mlir"
+    words = ["plan", str(DATA / "torch_block.mlirbc"), "--mesh", "data=4,model=2"]
+    assert main([*words, "--pin", "inputs=data", "--write", str(path)]) == 0
+    assert "inputs[0][0]  i32[8,16]" in capsys.readouterr().out
+    assert "sdy.sharding_constraint" in path.read_text()
+    assert main([*words, "--example", "numpy:ones"]) != 0
+    assert "leave out --example" in capsys.readouterr().err
