@@ -157,12 +157,12 @@ def _called(function: str, given: str | None) -> tuple[Any, tuple[Any, ...], dic
         from autoshard.stablehlo import Program
 
         return Program.from_stablehlo(Path(function)), (), {}
+    found = load_object(function)
     if given is None:
         raise InputError(
             f"the arguments of {function} are not known", fix="name them with --example MODULE:ARGS"
         )
-    args, kwargs = example(load_object(given), given)
-    return load_object(function), args, kwargs
+    return found, *example(load_object(given), given)
 
 
 def _explain(options: argparse.Namespace) -> int:
