@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InfeasibleError
 from autoshard.plan import Plan, spec
-from autoshard.problem import FORBIDDEN
-from autoshard.replan import Replanner
+from autoshard.problem import FORBIDDEN, evaluate
+from autoshard.replan import Mask, Replanner
 from autoshard.reshard import layouts, sent_bytes
 from autoshard.shardings import MeshShape, Sharding
+from autoshard.solvers.exact import ExactSolver
+from autoshard.solvers.marginals import marginals
 from autoshard.subject import Subject
 
 
@@ -49,6 +51,8 @@ class Question:
             end, and for what is made anew wherever it is read.
         ids: The layout it has under each choice of that node, ``[S]``.
         present: The sharding it has in the plan.
+        cheapest: Per choice of that node, a proved cheapest choice of all nodes that contains it;
+            None where only solving anew can tell.
     """
 
     replanner: Replanner
@@ -56,6 +60,7 @@ class Question:
     node: int | None
     ids: NDArray[np.int64]
     present: Sharding
+    cheapest: Mapping[int, tuple[int, ...]] | None = None
 
     @classmethod
     def of(cls, replanner: Replanner, subject: Subject) -> Question:
@@ -77,7 +82,11 @@ class Question:
         ids = replanner.priced.nodes[number].layouts[position]
         rank = len(graph.values[subject.value].shape)
         present = layouts(rank, plan.mesh).shardings[int(ids[replanner.choices[number]])]
-        return cls(replanner, subject, number, ids, present)
+        cheapest = None
+        if isinstance(replanner.means.solver, ExactSolver) and plan.origin is not None:
+            limit_s = plan.origin.time_limit_s
+            cheapest = marginals(replanner.priced.problem, number, time_limit_s=limit_s)
+        return cls(replanner, subject, number, ids, present, cheapest)
 
     def candidates(self) -> list[Sharding]:
         """Other shardings that it could have, the one that looks cheapest first.
@@ -100,7 +109,7 @@ class Question:
         elif self.node is None:
             return []
         else:
-            alone = _alone(self.replanner, self.node)
+            alone = self.replanner.alone(self.node, self.replanner.choices)
             first: dict[int, int] = {}
             for layout, cost in zip(self.ids.tolist(), alone, strict=True):
                 first[layout] = min(cost, first.get(layout, cost))
@@ -119,7 +128,7 @@ class Question:
         if not others.any():
             return None
         try:
-            plan = self.replanner.again({self.node: others})
+            plan = self._best_of(others)
         except InfeasibleError:
             return None
         return self._alternative(plan, self._in(plan))
@@ -138,7 +147,7 @@ class Question:
     def _pinned(self, sharding: Sharding) -> Plan:
         layout = layouts(len(sharding), self.replanner.plan.mesh).index.get(sharding, -1)
         if self.node is not None and (self.ids == layout).any():
-            return self.replanner.again({self.node: self.ids == layout})
+            return self._best_of(self.ids == layout)
         position = self.subject.position
         if self.subject.kind == "argument":
             return self.replanner.wishing(arguments={position: sharding}).again()
@@ -148,6 +157,24 @@ class Question:
             "no way to run the op gives its result this sharding",
             fix="put a with_sharding_constraint behind it to have it moved there",
         )
+
+    def _best_of(self, allowed: Mask) -> Plan:
+        """The best plan in which the node makes one of some choices.
+
+        Raises:
+            InfeasibleError: There is none.
+        """
+        assert self.node is not None
+        if self.cheapest is not None:
+            problem = self.replanner.priced.problem
+            states = np.flatnonzero(allowed).tolist()
+            known = [self.cheapest[s] for s in states if s in self.cheapest]
+            if known:
+                best = min(known, key=lambda choices: evaluate(problem, choices).cost)
+                plan = self.replanner.of_choices(best)
+                if plan is not None:
+                    return plan
+        return self.replanner.again({self.node: allowed})
 
     def _in(self, plan: Plan) -> Sharding:
         """The sharding it has in another plan of the same program."""
@@ -178,18 +205,6 @@ def _lifted(replanner: Replanner, argument: int) -> Replanner:
     if all(row.pin is None or row.required for row in rows):
         return replanner
     return replanner.wishing({argument: None}, dict.fromkeys(tied))
-
-
-def _alone(replanner: Replanner, node: int) -> list[int]:
-    """What each choice of a node costs while all others stay as they are."""
-    problem, choices = replanner.priced.problem, replanner.choices
-    total = problem.costs[node].astype(object)  # exact: sums of forbidden entries do not overflow
-    for (i, j), matrix in zip(problem.edges.tolist(), problem.edge_costs, strict=True):
-        if i == node:
-            total = total + matrix[:, choices[j]]
-        elif j == node:
-            total = total + matrix[choices[i]]
-    return [int(cost) for cost in total]
 
 
 def _in_order(shardings: Sequence[Sharding], mesh: MeshShape) -> list[int]:

@@ -21,12 +21,12 @@ from autoshard.interpret import interpret
 from autoshard.origin import pack
 from autoshard.plan import Means, OpPlan, Plan
 from autoshard.planner import decide
-from autoshard.pricing import Node, Priced, price
-from autoshard.problem import FORBIDDEN
+from autoshard.pricing import Node, Priced, price, total_seconds
+from autoshard.problem import FORBIDDEN, evaluate
 from autoshard.program import main_block, normalize, walk
 from autoshard.reshard import layouts
 from autoshard.shardings import MeshShape, Sharding
-from autoshard.solvers import SOLVERS, Progress
+from autoshard.solvers import SOLVERS, Progress, Status
 
 Mask = NDArray[np.bool_]
 
@@ -121,10 +121,54 @@ class Replanner:
             self.plan.solver.solver,
             limit=self.plan.memory_limit,
             time_limit_s=self.plan.origin.time_limit_s,
-            hint=self.choices,
+            hint=self._near(allowed or {}),
             progress=self.progress,
         )
         return replace(made, origin=self.plan.origin, planning_s=made.solver.seconds)
+
+    def alone(self, node: int, choices: Sequence[int]) -> list[int]:
+        """What each choice of a node costs while all others stay as they are."""
+        problem = self.priced.problem
+        total = problem.costs[node].astype(object)  # exact: forbidden entries do not overflow
+        for (i, j), matrix in zip(problem.edges.tolist(), problem.edge_costs, strict=True):
+            if i == node:
+                total = total + matrix[:, choices[j]]
+            elif j == node:
+                total = total + matrix[choices[i]]
+        return [int(cost) for cost in total]
+
+    def _near(self, allowed: Mapping[int, Mask]) -> tuple[int, ...]:
+        """The plan's choices, moved to the nearest that are allowed: where solving starts."""
+        choices = list(self.choices)
+        for node, mask in allowed.items():
+            if mask.any() and not mask[choices[node]]:
+                cost = self.alone(node, choices)
+                choices[node] = min(np.flatnonzero(mask).tolist(), key=lambda s: cost[s])
+        return tuple(choices)
+
+    def of_choices(self, choices: tuple[int, ...]) -> Plan | None:
+        """The plan that an optimal choice means; None if it exceeds the memory limit.
+
+        Args:
+            choices: A choice that is proved cheapest under some restrictions.
+        """
+        priced, plan = self.priced, self.plan
+        made, memory = interpret(self.graph, priced, plan.mesh, self.means.cost_model, choices)
+        if plan.memory_limit is not None and memory.peak_bytes > plan.memory_limit:
+            return None
+        report = replace(
+            plan.solver,
+            status=Status.OPTIMAL.value,
+            gap=0.0,
+            objective_s=total_seconds(evaluate(priced.problem, choices).cost),
+        )
+        return replace(
+            made,
+            solver=report,
+            memory_limit=plan.memory_limit,
+            origin=plan.origin,
+            means=self.means,
+        )
 
     def wishing(
         self,

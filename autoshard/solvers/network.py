@@ -55,6 +55,7 @@ class Network:
         capacity: What the nodes' segments may add up to, per memory row [bytes].
         segments: State-dependent memory of each node; nodes without are missing.
         impossible: Some node has no state left, or a row has no room.
+        kept: Nodes that no rule takes out and whose allowed states no rule drops.
         changed: Nodes that changed since a rule last looked at them.
         trail: How to complete a choice, oldest first.
         origin: Per node that is left, the index each state has in the problem.
@@ -66,6 +67,7 @@ class Network:
     capacity: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     segments: dict[int, list[Segment]] = field(default_factory=dict)
     impossible: bool = False
+    kept: frozenset[int] = frozenset()
     changed: set[int] = field(default_factory=set)
     trail: list[Undo] = field(default_factory=list)
     origin: dict[int, NDArray[np.intp]] = field(default_factory=dict)

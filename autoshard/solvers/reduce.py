@@ -77,7 +77,7 @@ def tidy(net: Network, node: int) -> None:
 def drop_dominated(net: Network, node: int) -> None:
     """Drop states that cost no less than another whatever the neighbours do, and use no less."""
     states, links = net.size(node), net.links[node]
-    if not 1 < states <= _MOST_STATES:
+    if not 1 < states <= _MOST_STATES or node in net.kept:
         return
     cost = net.costs[node]
     hunger = [part.usage for part in net.segments.get(node, ())]
@@ -167,13 +167,17 @@ def _eliminate(net: Network, deadline: Deadline) -> set[int]:
     """Minimise away nodes of degree 0 to 2, the cheapest first; returns who changed."""
     seen: set[int] = set()
     net.changed = set()
-    heap = [(_work(net, node), node) for node, row in net.links.items() if len(row) <= 2]
+    heap = [
+        (_work(net, node), node)
+        for node, row in net.links.items()
+        if len(row) <= 2 and node not in net.kept
+    ]
     heapq.heapify(heap)
     while not _over(net, deadline):
         while net.changed:
             node = net.changed.pop()
             seen.add(node)
-            if node in net.costs and len(net.links[node]) <= 2:
+            if node in net.costs and len(net.links[node]) <= 2 and node not in net.kept:
                 heapq.heappush(heap, (_work(net, node), node))
         if not heap:
             break
@@ -338,9 +342,9 @@ def _merge_tied(net: Network) -> set[int]:
             if tied is not None and len(net.links[other]) < len(net.links[node]):
                 # Where each follows from the other, the one with fewer edges moves.
                 back = net.memo(("tied",), _tied, net.links[other][node])
-                if back is not None:
+                if back is not None and other not in net.kept:
                     node, other, tied = other, node, back
-            if tied is not None:
+            if tied is not None and node not in net.kept:
                 near = [*net.links[node]]
                 merge(net, node, other, tied)
                 for k in near:
