@@ -66,6 +66,13 @@ def compare(workload: Workload, mesh: Mesh, *, repeats: int = 20, budget_s: floa
         repeats: Rounds of timing at most.
         budget_s: Time for the timing [s].
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)  # the row says it
+        warnings.simplefilter("ignore", UnknownOpWarning)
+        return _compare(workload, mesh, repeats, budget_s)
+
+
+def _compare(workload: Workload, mesh: Mesh, repeats: int, budget_s: float) -> Row:
     arguments = workload.init(0)
     plan, programs, validations = None, {}, []
     for name in PARTITIONERS:
@@ -191,8 +198,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     jax.config.update("jax_num_cpu_devices", int(np.prod(SIZES)))
     devices = np.array(jax.devices()[: int(np.prod(SIZES))]).reshape(SIZES)
     mesh = Mesh(devices, ("data", "model"))
-    warnings.simplefilter("ignore", FallbackWarning)  # the page lists them
-    warnings.simplefilter("ignore", UnknownOpWarning)
     start, rows, skipped = time.perf_counter(), [], []
     for name in options.workloads:
         try:

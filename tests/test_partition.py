@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from autoshard import FallbackWarning, InputError, autoshard, partition
 from autoshard.collectives_lowering import permutation, replica_groups
 from autoshard.experiments.workloads import make
 from autoshard.shardings import MeshShape
 from autoshard.validate import Validation
-from tests.lowering import mesh_of
+from tests.lowering import Simple, mesh_of
 from tests.random_plans import RandomPlans
 from tests.zoo import PROGRAMS
 
@@ -87,6 +88,46 @@ def test_the_module_has_one_manual_computation_over_all_axes() -> None:
     assert text.as_text().count("sdy.manual_computation") == 1
     assert "manual_axes={" in text.as_text()
     assert "sdy.sharding_constraint" not in text.as_text()
+
+
+def test_a_sum_that_ends_scattered_is_one_reduce_scatter() -> None:
+    pins = {"x": P(None, "a"), "w": P("a")}
+    step = autoshard(
+        lambda x, w: x @ w,
+        mesh_of(4, 2),
+        in_shardings=pins,
+        out_shardings={"result": P("a")},
+        cost_model=Simple(compiler="tpu"),
+        partitioner="shardy",
+    )
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    assert "stablehlo.reduce_scatter" in step.lower(x, x).as_text()
+    assert_as_planned(step.validate(x, x, repeats=1), 1e-5)
+
+
+def test_rows_of_a_split_table_are_looked_up_where_they_are() -> None:
+    # Indices beyond both ends: clamped, as in the unsharded function.
+    def looked_up(table: Any, rows: Any) -> Any:
+        return table.at[rows].get(mode="clip")
+
+    mesh = mesh_of(4, 2)
+    table = np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32)
+    rows = np.random.default_rng(1).integers(-9, 80, (8, 4)).astype(np.int32)
+    pins = {"table": P(("a", "b"))}
+    step = autoshard(looked_up, mesh, in_shardings=pins, cost_model=Simple(), partitioner="shardy")
+    assert_as_planned(step.validate(table, rows, repeats=1), 0.0)
+
+
+def test_a_permuted_mesh_numbers_its_own_devices() -> None:
+    devices = np.array(jax.devices()[:8])[[3, 0, 6, 1, 7, 2, 5, 4]].reshape(4, 2)
+    program = PROGRAMS["reductions"]
+    step = autoshard(
+        program.fn,
+        jax.sharding.Mesh(devices, ("a", "b")),
+        solver=RandomPlans(0, (0.4, 0.9)),
+        partitioner="shardy",
+    )
+    assert_as_planned(step.validate(*program.values(), repeats=1), program.tolerance)
 
 
 def test_a_donated_argument_is_reused() -> None:
