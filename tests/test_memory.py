@@ -98,6 +98,51 @@ def test_half_precision_is_computed_in_single_on_cpu() -> None:
     assert (single, half) == (x.nbytes * 4, x.nbytes * 3)
 
 
+PICTURES, FILTERS = np.ones((4, 8, 8, 16), np.float32), np.ones((3, 3, 16, 32), np.float32)
+
+
+def convolved(x: jax.Array, k: jax.Array) -> jax.Array:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=numbers)
+
+
+def pooled(x: jax.Array) -> jax.Array:
+    around = ((0, 0), (1, 1), (1, 1), (0, 0))
+    return lax.reduce_window(x, -np.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), around)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (convolved, (PICTURES, FILTERS)),
+        (
+            lambda x, k, g: jnp.sin(jax.vjp(lambda k: convolved(jnp.tanh(x), k), k)[1](g)[0]),
+            (PICTURES, FILTERS, np.ones((4, 8, 8, 32), np.float32)),
+        ),
+        (
+            lambda x, k: jax.grad(lambda k: jnp.sum(jnp.tanh(convolved(x, k)) ** 2))(k),
+            (PICTURES, FILTERS),
+        ),
+        (lambda x: jax.grad(lambda x: jnp.sum(pooled(jnp.tanh(x)) ** 2))(x), (PICTURES,)),
+    ],
+    ids=[
+        "convolution",
+        "gradient of a kernel",
+        "a convolution and its gradient",
+        "gradient of a pooling",
+    ],
+)
+def test_what_windows_need_beside_their_results_is_counted_as_xla_allocates_it(
+    fn: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    memory = jax.jit(fn, keep_unused=True).lower(*args).compile().memory_analysis()
+    assert memory is not None
+    compiled = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    )
+    assert held(fn, *args).peak_bytes == pytest.approx(compiled, rel=0.08)
+
+
 def test_the_peak_is_named() -> None:
     found = held(lambda x, w: x @ w, X, X)
     names = dict(found.holders)

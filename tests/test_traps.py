@@ -64,6 +64,34 @@ def test_the_gradient_of_a_kernel_is_wrong_when_split_along_space() -> None:
     assert not np.allclose(ours, expected, rtol=1e-2, atol=1e-2)
 
 
+def test_the_gradient_of_a_depthwise_kernel_is_wrong_when_images_are_split() -> None:
+    """Convolutions with groups run on pieces instead; see ``autoshard.grouped``."""
+
+    def fn(x: Any, g: Any) -> Any:
+        return lax.conv_general_dilated(
+            x, g, (1,), [(2, 2)], dimension_numbers=("CWN", "IWO", "NWC"), batch_group_count=32
+        )
+
+    rng = np.random.default_rng(0)
+    x, g = (rng.normal(size=(8, 16, 32)).astype(np.float32) for _ in range(2))
+    sharded = jax.jit(fn, in_shardings=placed("a"), out_shardings=placed())
+    assert not np.allclose(sharded(x, g), jax.jit(fn)(x, g), rtol=1e-2, atol=1e-2)
+
+
+def test_a_convolution_split_by_groups_of_several_features_is_gathered() -> None:
+    def fn(x: Any, k: Any) -> Any:
+        return lax.conv_general_dilated(
+            x, k, (1,), [(2, 2)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=8
+        )
+
+    shapes = (jax.ShapeDtypeStruct(s, np.float32) for s in ((8, 16, 32), (5, 4, 64)))
+    split = placed(None, None, "a")
+    program = read_compiled(
+        jax.jit(fn, in_shardings=split, out_shardings=split).lower(*shapes).compile()
+    )
+    assert [c.kind for c in program.collectives] == ["all_gather", "all_gather"]
+
+
 @pytest.mark.parametrize(
     ("fn", "shape", "spec"),
     [

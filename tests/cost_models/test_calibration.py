@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,27 @@ def test_an_outlier_of_a_doubtful_time_does_not_bend_the_fit() -> None:
     seconds = [1e-9, 1e-4, 1e-3, 1e-2]
     fit = fit_linear([{"bytes": b} for b in sizes], seconds, ["bytes"], doubt_s=[1e-5] * 4)
     assert fit.per_unit_s["bytes"] == pytest.approx(1e-9, rel=0.02)
+
+
+def test_a_narrow_convolution_takes_as_long_as_a_wide_one_and_a_grouped_one_longer(
+    calibration: Calibration,
+) -> None:
+    def convolution_s(model: CalibratedModel, groups: int, features: int) -> float:
+        sizes = np.array([[groups, 1000, features, 100]])
+        flops = 2.0 * sizes.prod(axis=1).astype(np.float64)
+        work = Work("stablehlo.convolution", "f32", flops, np.zeros(1), sizes)
+        return float(model.compute_s(work)[0])
+
+    units = {"bytes": 0.0, "convolutions": 1e-3, "convolved": 1e-9, "grouped": 1e-8}
+    measured = replace(calibration, elementwise={"f32": LinearFit(0.0, units, None, 0.0, 0.1, 6)})
+    model = CalibratedModel(measured)
+    assert convolution_s(model, 1, 4) == pytest.approx(1e-3 + 6.4e6 * 1e-9)
+    assert convolution_s(model, 1, 32) == convolution_s(model, 1, 4)
+    assert convolution_s(model, 2, 4) == pytest.approx(1e-3 + 1.6e6 * 1e-8)
+    # One that was made before convolutions were measured prices them as matmuls.
+    older = CalibratedModel(calibration)
+    per_flop = calibration.matmul["f32"].per_unit_s["flops"]
+    assert convolution_s(older, 1, 4) == pytest.approx(8e5 * per_flop)
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1, 1e9)), min_size=4, max_size=20))
