@@ -43,7 +43,8 @@ def window_of(operation: ir.Operation) -> Window | None:
         rank = ir.RankedTensorType(operation.operands[0].type).rank
         padding = (0,) * rank
         if "padding" in operation.attributes:
-            sides = [int(n) for n in ir.DenseIntElementsAttr(operation.attributes["padding"])]
+            given = ir.DenseIntElementsAttr(operation.attributes["padding"])
+            sides = [int(given[0 if given.is_splat else n]) for n in range(2 * rank)]
             padding = tuple(a + b for a, b in zip(sides[::2], sides[1::2], strict=True))
         return Window(padding=padding)
     return None
