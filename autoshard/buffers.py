@@ -353,8 +353,8 @@ class _Fuser:
             fused = op.kind in FUSIBLE and how == "soft"
             for read, same in self._through(root, fused).items():
                 same = same and elementwise and math.prod(self.values[read].shape) == count
-                if op.kind == "dynamic_update_slice":
-                    same = position == 0
+                if op.kind in ("dynamic_update_slice", "scatter"):
+                    same = position < len(op.outputs)
                 reads[read] = reads.get(read, True) and same
         return reads
 

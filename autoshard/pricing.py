@@ -157,9 +157,15 @@ def _touched(graph: Graph, op: Op, value: int) -> float:
 
 
 def _written(graph: Graph, op: Op) -> float:
-    """Share of a result that is written: an in-place update writes only the update."""
+    """Share of a result that is written: an in-place update writes only the update.
+
+    A scatter reads what it adds to. One into zeros makes the whole array.
+    """
+    whole = max(1, graph.values[op.results[0]].nbytes)
     if op.kind == "dynamic_update_slice":
-        return graph.values[op.operands[1]].nbytes / max(1, graph.values[op.results[0]].nbytes)
+        return graph.values[op.operands[1]].nbytes / whole
+    if op.kind == "scatter" and not graph.values[op.operands[0]].free:
+        return min(1.0, 2 * graph.values[op.operands[-1]].nbytes / whole)
     return 1.0
 
 

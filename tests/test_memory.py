@@ -71,6 +71,19 @@ def test_a_donated_argument_is_overwritten_unless_something_reads_it_later() -> 
     assert held(lambda x: x @ x, X, ties=((0, 0),)).peak_bytes == 2 * SIZE
 
 
+def test_rows_are_added_to_a_donated_table_in_its_place() -> None:
+    rows, ids = np.ones((4, 64), np.float32), np.arange(4, dtype=np.int32)
+
+    def add(table: jax.Array, rows: Any, ids: Any) -> Any:
+        return table.at[ids].add(rows)
+
+    # Beside the table: the arguments, and indices of a few bytes.
+    small = rows.nbytes + ids.nbytes
+    in_place = held(add, X, rows, ids, ties=((0, 0),)).peak_bytes
+    assert SIZE + small <= in_place < SIZE + 2 * small
+    assert held(add, X, rows, ids).peak_bytes >= 2 * SIZE + small
+
+
 def test_a_loop_takes_over_what_it_starts_from_and_adds_its_bodys_peak() -> None:
     def fn(x: jax.Array) -> Any:
         return lax.fori_loop(0, 3, lambda _, c: jnp.tanh(c @ c), x @ x)

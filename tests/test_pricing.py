@@ -50,6 +50,23 @@ def test_a_dot_is_priced_by_its_local_sizes() -> None:
         assert node.seconds[choice] == pytest.approx(1e-9 * (flops + moved))
 
 
+def test_adding_rows_to_a_table_writes_the_rows_and_adding_them_to_zeros_the_table() -> None:
+    rows, ids = np.ones((4, 32), np.float32), np.arange(4, dtype=np.int32)
+    table = np.ones((1024, 32), np.float32)
+
+    def written(fn: Any, *args: Any) -> float:
+        graph = graph_of(fn, *args)
+        (op,) = (op for op in graph.ops if op.kind == "scatter")
+        fusion = price(graph, MESH, MODEL).fusion
+        work = work_of(graph, op, Enumerator(graph, MESH, False).of(op), fusion, MESH)
+        return float(work.hbm_bytes[0])
+
+    into_table = written(lambda t, r, i: t.at[i].add(r), table, rows, ids)
+    into_zeros = written(lambda r, i: jnp.zeros((1024, 32)).at[i].add(r), rows, ids)
+    assert 2 * rows.nbytes <= into_table <= 4 * rows.nbytes
+    assert table.nbytes <= into_zeros <= table.nbytes + 2 * rows.nbytes
+
+
 def test_local_sizes_of_a_product_multiply_to_its_flops() -> None:
     program = PROGRAMS["grouped_heads"]
     graph = graph_of(program.fn, *program.values())
