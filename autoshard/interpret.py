@@ -44,7 +44,7 @@ from autoshard.shardings import (
     replicated,
     splitting,
 )
-from autoshard.twins import Twins, twins_of
+from autoshard.twins import FINDS_TWINS, Twins, twins_of
 from autoshard.uneven import Uneven, uneven_of
 
 
@@ -59,7 +59,7 @@ def interpret(
         if (plan := _op_plan(graph, priced, mesh, model, choices, op, sharding)) is not None
     )
     by_index = {op.index: op for op in ops}
-    twins = twins_of(graph, by_index, sharding) if model.compiler == "cpu" else Twins()
+    twins = twins_of(graph, by_index, sharding) if model.compiler in FINDS_TWINS else Twins()
     run = [op for op in ops if op.index not in twins.ops and op.index not in twins.partial]
     products = {
         op.index: op.flops * op.trips for op in run if _is_product(graph, priced, mesh, choices, op)

@@ -1,9 +1,10 @@
 """Recomputed values that XLA:CPU makes one with what they recompute.
 
-``jax.checkpoint`` guards recomputation with optimization barriers. XLA:CPU drops these early (its
-``OptimizationBarrierExpander``, jaxlib 0.10.2) and then finds two ops on equal operands to be one,
-so what a block recomputes from values it still has is not recomputed, sharded or not. Between a
-loop and the loop of its gradient there is nothing to be found, and recomputation stays.
+``jax.checkpoint`` guards recomputation with optimization barriers. XLA:CPU of jaxlib 0.10.2 drops
+these early (``OptimizationBarrierExpander``) and then finds two ops on equal operands to be one, so
+what a block recomputes from values it still has is not recomputed, sharded or not; that of jaxlib
+0.12.0 does not. Between a loop and the loop of its gradient there is nothing to be found, and
+recomputation stays.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import jax
+
+from autoshard.cost_models.protocol import Compiler
 from autoshard.graph import Graph
 from autoshard.local import Decided
 from autoshard.shardings import Sharding
+
+FINDS_TWINS: frozenset[Compiler] = frozenset({"cpu"} if jax.__version_info__ < (0, 11) else ())
+"""The compilers that do so (releases between 0.10.2 and 0.12.0 have not been tried)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class Twins:
 
 
 def twins_of(graph: Graph, plans: Mapping[int, Decided], sharding: Mapping[int, Sharding]) -> Twins:
-    """Find the twins of a program that XLA:CPU compiles.
+    """Find the twins of a program that one of :data:`FINDS_TWINS` compiles.
 
     Args:
         graph: The program; what its barriers hide is told by ``Tensor.same``.

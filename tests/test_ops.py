@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from autoshard import InputError, UnknownOpWarning, autoshard
 from autoshard.cost_models.compiled import read_compiled
+from autoshard.twins import FINDS_TWINS
 from autoshard.validate import Validation
 from tests.calls import HEARD, SITUATIONS
 from tests.lowering import mesh_of
@@ -203,17 +204,15 @@ class TestRecomputation:
 
     def test_without_a_loop_it_is_priced_where_the_compiler_keeps_it(self) -> None:
         program = SITUATIONS["remat_without_a_loop"]
-        for mesh in (mesh_of(1), mesh_of(4, 2)):
-            flops = {
-                chip: autoshard(program.fn, mesh, cost_model=chip)
-                .plan(*program.values())
-                .predicted.flops
-                for chip in ("cpu", "v5e")
-            }
-            assert flops["v5e"] > flops["cpu"]
+        flops = {
+            chip: autoshard(program.fn, mesh_of(1), cost_model=chip)
+            .plan(*program.values())
+            .predicted.flops
+            for chip in ("cpu", "v5e")
+        }
         plain = read_compiled(jax.jit(program.fn).lower(*program.values()).compile())
-        alone = autoshard(program.fn, mesh_of(1)).plan(*program.values())
-        assert alone.predicted.flops == plain.flops
+        assert flops["cpu"] == plain.flops
+        assert (flops["v5e"] > flops["cpu"]) == ("cpu" in FINDS_TWINS)
 
 
 class TestShardMap:

@@ -11,6 +11,7 @@ from jax import lax
 
 from autoshard.cost_models.compiled import read_compiled
 from autoshard.graph import Graph
+from autoshard.twins import FINDS_TWINS
 from tests.lowering import graph_of
 
 X, W = np.ones((16, 32), np.float32), np.ones((32, 32), np.float32)
@@ -33,7 +34,8 @@ def test_ops_behind_a_barrier_are_equal_to_those_before_it() -> None:
     assert equals(graph, "dot_general") == [False, True]
     assert equals(graph, "tanh") == [False, True]
     compiled = read_compiled(jax.jit(again).lower(X, W).compile())
-    assert compiled.flops == 2 * 16 * 32 * 32, "XLA:CPU does not compute it again either"
+    once = 2 * 16 * 32 * 32
+    assert compiled.flops == (once if "cpu" in FINDS_TWINS else 2 * once)
 
 
 def test_other_operands_or_attributes_make_other_values() -> None:
