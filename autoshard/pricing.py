@@ -200,8 +200,9 @@ class _Builder:
     def __init__(self, graph: Graph, mesh: MeshShape, model: CostModel) -> None:
         self.graph, self.mesh, self.model = graph, mesh, model
         self.fusion = fuse(graph, model.compiler)
-        self.resharder = Resharder(mesh, model)
-        self.enumerator = Enumerator(graph, mesh, model.compiler != "cpu")
+        usual = _asks_for_usual(graph, mesh)
+        self.resharder = Resharder(mesh, model, usual)
+        self.enumerator = Enumerator(graph, mesh, model.compiler != "cpu", usual)
         self.nodes: list[Node] = []
         self.maker: list[tuple[int, int]] = [(-1, 0)] * len(graph.values)
         self.extra: dict[int, NDArray[np.float64]] = {}  # node -> cost of fixed readers [s]
@@ -282,6 +283,8 @@ class _Builder:
             table = layouts(len(shape), self.mesh)
             in_order = np.array([self._in_order(s) for s in table.shardings])
             fit = table.fitting(shape) if padded else table.dividing(shape)
+            if self.resharder.usual:
+                fit &= table.usual
             self.free_layouts[key] = np.flatnonzero(fit & in_order).astype(np.int64)
         return self.free_layouts[key]
 
@@ -406,8 +409,9 @@ class _Builder:
                 wanted = self._dividing(tensor.shape, made)
             if (wanted == made).all():
                 continue
-            prices = self.resharder.seconds(tensor.shape, self._sent(tensor))
-            cost = prices[made, wanted]
+            kinds, which = np.unique(wanted, return_inverse=True)
+            prices = self.resharder.between(tensor.shape, self._sent(tensor), made, kinds)
+            cost = prices[np.arange(len(made)), which]
             self.extra[number] = self.extra.get(number, np.zeros(len(cost))) + cost
 
     def _add_hubs(self) -> None:
@@ -451,8 +455,8 @@ class _Builder:
         made = self.nodes[number].layouts[position]
         key = (id(made), id(wanted), tensor.shape, self._sent(tensor), trips)
         if key not in self.known:
-            prices = self.resharder.seconds(tensor.shape, self._sent(tensor))
-            self.known[key] = _whole(prices[np.ix_(made, wanted)] * trips)
+            prices = self.resharder.between(tensor.shape, self._sent(tensor), made, wanted)
+            self.known[key] = _whole(prices * trips)
         self.edges.append((number, reader))
         self.moved.append((value, wanted))
         self.matrices.append(self.known[key])
@@ -509,6 +513,19 @@ class _Builder:
         if node.kind == "hub":
             return f"a value shared by readers from {op.kind} #{op.index} on"
         return f"{op.kind} #{op.index}" + (f" at {op.source}" if op.source else "")
+
+
+def _asks_for_usual(graph: Graph, mesh: MeshShape) -> bool:
+    """Whether nobody asks for a layout that is not a usual one (see :class:`Layouts`)."""
+    asked = [info.pin for info in (*graph.argument_info, *graph.result_info)]
+    asked += [s for op in graph.ops if op.fixed is not None for side in op.fixed for s in side]
+    for sharding in asked:
+        if sharding is not None:
+            table = layouts(len(sharding), mesh)
+            number = table.index.get(splitting(sharding, mesh))
+            if number is None or not table.usual[number]:
+                return False
+    return True
 
 
 def partial_bytes(

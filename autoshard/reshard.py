@@ -18,15 +18,23 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra
 
 from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, Work
 from autoshard.shardings import MAX_PADDING, MeshShape, Sharding
 
 StepKind = Literal["all_gather", "all_to_all", "permute", "slice"]
 
-_FREE_ORDER = 3
+FREE_AXES = 3
 """Up to this many mesh axes a dimension may be split by them in any order; with more axes only in
 mesh order, since the orders of four axes would make thousands of layouts per tensor."""
+
+_LEAST_S = 1e-18
+"""Price of a step that costs nothing [s]."""
+
+_FEW_SPLIT = 3
+"""With more mesh axes, dimensions of a tensor that usual layouts split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +66,16 @@ class Layouts:
         shardings: All of them; ``index[shardings[i]] == i``; the replicated one is first.
         index: The inverse.
         splits: Pieces along each dimension, ``[L, rank]``.
+        usual: Those to choose from where nothing asks for others, ``[L]``: all of them on up to
+            three mesh axes; on more, those that split at most three dimensions, each by axes that
+            are neighbours in the mesh.
         steps: ``(kind, axes) -> (source ids, target ids)``.
     """
 
     shardings: tuple[Sharding, ...]
     index: dict[Sharding, int]
     splits: NDArray[np.int64]
+    usual: NDArray[np.bool_]
     steps: dict[tuple[StepKind, tuple[str, ...]], tuple[NDArray[np.int64], NDArray[np.int64]]]
 
     def dividing(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
@@ -113,7 +125,7 @@ def layouts(rank: int, mesh: MeshShape) -> Layouts:
     """The layouts of a tensor with ``rank`` dimensions on ``mesh``."""
     axes = [a for a, s in zip(mesh.names, mesh.sizes, strict=True) if s > 1]
     found = sorted(
-        {s for s in _placements(rank, axes) if len(axes) <= _FREE_ORDER or _in_mesh_order(s, mesh)},
+        {s for s in _placements(rank, axes) if len(axes) <= FREE_AXES or _in_mesh_order(s, mesh)},
         key=lambda s: (sum(map(len, s)), s),
     )
     index = {s: i for i, s in enumerate(found)}
@@ -136,7 +148,15 @@ def layouts(rank: int, mesh: MeshShape) -> Layouts:
         key: (np.array([p[0] for p in ps]), np.array([p[1] for p in ps]))
         for key, ps in pairs.items()
     }
-    return Layouts(tuple(found), index, splits, steps)
+    usual = np.array([len(axes) <= FREE_AXES or _is_usual(s, axes) for s in found], np.bool_)
+    return Layouts(tuple(found), index, splits, usual, steps)
+
+
+def _is_usual(sharding: Sharding, axes: list[str]) -> bool:
+    """Whether few dimensions are split, each by axes that are neighbours, in order."""
+    runs = [[axes.index(a) for a in dim] for dim in sharding if dim]
+    neighbours = all(run == list(range(run[0], run[0] + len(run))) for run in runs)
+    return len(runs) <= _FEW_SPLIT and neighbours
 
 
 def _in_mesh_order(sharding: Sharding, mesh: MeshShape) -> bool:
@@ -203,72 +223,110 @@ def sent_bytes(nbytes: int, dtype: str, compiler: str) -> int:
     return 2 * nbytes if compiler == "cpu" and widened else nbytes
 
 
-class Resharder:
-    """Prices of all reshards on one mesh under one cost model, computed once per tensor type."""
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """All reshards of one type of tensor, between the layouts that it may have.
 
-    def __init__(self, mesh: MeshShape, model: CostModel) -> None:
-        self.mesh, self.model = mesh, model
-        self._tables: dict[
-            tuple[tuple[int, ...], int], tuple[NDArray[np.float64], NDArray[np.int32]]
-        ] = {}
+    Attributes:
+        place: Per layout, its row in the table; -1 where it has none, ``[L]``.
+        ids: The layouts that have one, ``[R]``.
+        seconds: Price of the cheapest chain [s], ``[R, R]``.
+        before: The row before the last one of that chain, ``[R, R]``; negative where there is none.
+    """
+
+    place: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    before: NDArray[np.int32]
+
+
+class Resharder:
+    """Prices of all reshards on one mesh under one cost model, computed once per tensor type.
+
+    Args:
+        mesh: The mesh.
+        model: The cost model.
+        usual: Whether chains lead through usual layouts alone (see :class:`Layouts`).
+    """
+
+    def __init__(self, mesh: MeshShape, model: CostModel, usual: bool = False) -> None:
+        self.mesh, self.model, self.usual = mesh, model, usual
+        self._tables: dict[tuple[tuple[int, ...], int], _Table] = {}
 
     def seconds(self, shape: tuple[int, ...], nbytes: int) -> NDArray[np.float64]:
         """Price of every reshard of a tensor [s], ``[L, L]``; infinite where pieces do not fit."""
-        return self._table(shape, nbytes)[0]
+        every = np.arange(len(layouts(len(shape), self.mesh).shardings))
+        return self.between(shape, nbytes, every, every)
+
+    def between(
+        self,
+        shape: tuple[int, ...],
+        nbytes: int,
+        sources: NDArray[np.int64],
+        targets: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Price of the reshards from some layouts to others [s], ``[sources, targets]``."""
+        table = self._table(shape, nbytes)
+        rows, columns = table.place[sources], table.place[targets]
+        found = table.seconds[np.ix_(rows, columns)]
+        found[np.ix_(rows < 0, columns >= 0)] = np.inf
+        found[:, columns < 0] = np.inf
+        found[sources[:, None] == targets[None, :]] = 0.0
+        return found
 
     def path(
         self, shape: tuple[int, ...], nbytes: int, source: Sharding, target: Sharding
     ) -> tuple[Step, ...]:
         """The cheapest chain of steps; empty if ``source`` is ``target``."""
-        table = layouts(len(shape), self.mesh)
+        index = layouts(len(shape), self.mesh).index
         if source == target:
             return ()
-        cost, following = self._table(shape, nbytes)
-        here, end = table.index[source], table.index[target]
+        table = self._table(shape, nbytes)
+        start, row = int(table.place[index[source]]), int(table.place[index[target]])
+        rows = [row]
+        while row != start:
+            row = int(table.before[start, row])
+            rows.append(row)
         steps = []
-        while here != end:
-            there = int(following[here, end])
-            steps.append(self._step(shape, here, there, nbytes, float(cost[here, there])))
-            here = there
+        for row, following in itertools.pairwise(reversed(rows)):
+            here, there = int(table.ids[row]), int(table.ids[following])
+            seconds = float(table.seconds[row, following])
+            steps.append(self._step(shape, here, there, nbytes, seconds))
         return tuple(steps)
 
-    def _table(
-        self, shape: tuple[int, ...], nbytes: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    def _table(self, shape: tuple[int, ...], nbytes: int) -> _Table:
         key = (shape, nbytes)
         if key not in self._tables:
             self._tables[key] = self._build(shape, nbytes)
         return self._tables[key]
 
-    def _build(
-        self, shape: tuple[int, ...], nbytes: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    def _build(self, shape: tuple[int, ...], nbytes: int) -> _Table:
         table = layouts(len(shape), self.mesh)
-        count = len(table.shardings)
         fits, even = table.fitting(shape), table.dividing(shape)
+        if self.usual:
+            fits &= table.usual
+        ids = np.flatnonzero(fits)
+        place = np.full(len(fits), -1)
+        place[ids] = np.arange(len(ids))
         pieces = table.local_bytes(shape, nbytes)
-        cost = np.full((count, count), np.inf)
-        np.fill_diagonal(cost, 0.0)
+        cost = np.full((len(ids), len(ids)), np.inf)
         for (kind, axes), (sources, targets) in table.steps.items():
-            keep = fits[sources] & fits[targets] & table.nested(shape, sources, targets)
+            keep = fits[sources] & fits[targets]
+            sources, targets = sources[keep], targets[keep]
+            keep = table.nested(shape, sources, targets)
             if kind == "slice" and len(axes) > 1:
                 keep &= ~even[targets]  # a chain of even cuts does as well
             if not keep.any():
                 continue
             src, dst = sources[keep], targets[keep]
             size = self._moved(shape, nbytes, kind, axes, src, dst)
-            cost[src, dst] = np.minimum(cost[src, dst], self._price(kind, axes, size, pieces[dst]))
-        following = np.broadcast_to(np.arange(count, dtype=np.int32), (count, count)).copy()
-        live = np.flatnonzero(fits)
-        sub, step = cost[np.ix_(live, live)], following[np.ix_(live, live)]
-        for k in range(len(live)):
-            through = sub[:, k : k + 1] + sub[k : k + 1, :]
-            better = through < sub - 1e-15
-            if better.any():
-                sub = np.where(better, through, sub)
-                step = np.where(better, step[:, k : k + 1], step)
-        cost[np.ix_(live, live)], following[np.ix_(live, live)] = sub, step
-        return cost, following
+            rows, columns = place[src], place[dst]
+            price = self._price(kind, axes, size, pieces[dst])
+            cost[rows, columns] = np.minimum(cost[rows, columns], price)
+        # In a sparse matrix zero would mean that there is no such step.
+        direct = csr_matrix(np.where(np.isfinite(cost), np.maximum(cost, _LEAST_S), 0.0))
+        seconds, before = dijkstra(direct, return_predecessors=True)
+        return _Table(place, ids, np.asarray(seconds, np.float64), np.asarray(before, np.int32))
 
     def _price(
         self,

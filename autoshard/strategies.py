@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InputError
 from autoshard.graph import Graph, Op, Rule
+from autoshard.kinds import ELEMENTWISE
 from autoshard.padding import may_pad
-from autoshard.reshard import layouts
+from autoshard.reshard import FREE_AXES, layouts
 from autoshard.shardings import MeshShape, Sharding, pads, replicated, to_partition_spec
 from autoshard.traps import UNSPLIT, is_trap
 
@@ -71,15 +72,19 @@ class Strategies:
 class Enumerator:
     """Strategies of every op of a graph, built once per rule and shared."""
 
-    def __init__(self, graph: Graph, mesh: MeshShape, scatter_reductions: bool) -> None:
-        self.graph, self.mesh, self.scatter = graph, mesh, scatter_reductions
+    def __init__(
+        self, graph: Graph, mesh: MeshShape, scatter_reductions: bool, usual: bool = False
+    ) -> None:
+        self.graph, self.mesh, self.scatter, self.usual = graph, mesh, scatter_reductions, usual
         self._known: dict[object, Strategies] = {}
         self._sizes: dict[tuple[str, ...], int] = {}
 
     def of(self, op: Op) -> Strategies:
         """The strategies of ``op``; the first one runs it whole on every device."""
         shapes = tuple(self.graph.values[v].shape for v in (*op.operands, *op.results))
-        key = (op.name, op.rule, op.combiner, op.fixed, op.piecewise, op.on_one_device, shapes)
+        # Whatever works element by element has the same ones.
+        name = "" if op.kind in ELEMENTWISE else op.name
+        key = (name, op.rule, op.combiner, op.fixed, op.piecewise, op.on_one_device, shapes)
         if key not in self._known:
             self._known[key] = self._build(op)
         return self._known[key]
@@ -176,6 +181,8 @@ class Enumerator:
         padded = frozenset(f for f in usable if may_pad(op, f, operand_shapes, result_shapes))
         rows = []
         for choice in itertools.product((-1, *usable), repeat=len(axes)):
+            if self.usual and len(axes) > FREE_AXES and not _in_runs(choice):
+                continue
             factor_axes = tuple(
                 tuple(a for a, c in zip(axes, choice, strict=True) if c == f)
                 for f in range(len(rule.sizes))
@@ -197,9 +204,7 @@ class Enumerator:
                     ]
                 )
             operands, results = sides
-            if any(
-                s is None or s not in layouts(len(s), self.mesh).index for s in operands + results
-            ):
+            if any(s is None or not self._may_have(s) for s in operands + results):
                 continue
             whole_operands = tuple(s for s in operands if s is not None)
             whole_results = tuple(s for s in results if s is not None)
@@ -218,11 +223,17 @@ class Enumerator:
                         (*s, *reduced[0]) if d == dim else s for d, s in enumerate(whole_results[0])
                     )
                     even = result_shapes[0][dim] % self.mesh.size(scattered[dim]) == 0
-                    if even and scattered in layouts(len(scattered), self.mesh).index:
+                    if even and self._may_have(scattered):
                         rows.append(
                             (factor_axes, whole_operands, (scattered,), split, reduced, True)
                         )
         return rows
+
+    def _may_have(self, sharding: Sharding) -> bool:
+        """Whether a tensor may have a sharding while the program runs."""
+        table = layouts(len(sharding), self.mesh)
+        number = table.index.get(sharding)
+        return number is not None and (not self.usual or bool(table.usual[number]))
 
     def _may_split(self, op: Op, rule: Rule, factor: int) -> bool:
         if rule.sizes[factor] <= 1:
@@ -258,6 +269,18 @@ class Enumerator:
                 return None
             dims.append(axes)
         return tuple(dims)
+
+
+def _in_runs(choice: tuple[int, ...]) -> bool:
+    """Whether the axes of each factor are neighbours: no factor comes back after another.
+
+    Examples:
+        >>> _in_runs((2, 2, -1, 0)), _in_runs((2, -1, 2, 0))
+        (True, False)
+    """
+    begun = [k for k, factor in enumerate(choice) if k == 0 or choice[k - 1] != factor]
+    runs = [choice[k] for k in begun if choice[k] >= 0]
+    return len(runs) == len(set(runs))
 
 
 def _same_ranks(
