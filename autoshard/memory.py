@@ -203,7 +203,7 @@ class _Walk:
     ) -> None:
         self.values, self.order = values, order
         self.root = fused.root
-        self.made = {v for kernel in order for v in kernel.outputs}
+        self.written = {v: t for t, kernel in enumerate(order) for v in kernel.outputs}
         self.given = {p: self._root(v) for p, v in given.items()}
         self.last: dict[int, int] = {}
         for t, kernel in enumerate(order):
@@ -233,17 +233,17 @@ class _Walk:
         """Whether a result can be written into the donated argument: nothing reads that later."""
         buffer = self._buffer(value)
         read = self.last.get(param, -1)
-        for t, kernel in enumerate(self.order):
-            if buffer in kernel.outputs:
-                return read < t or (read == t and kernel.reads.get(param, False))
-        return True
+        if buffer not in self.written:
+            return True
+        t = self.written[buffer]
+        return read < t or (read == t and self.order[t].reads.get(param, False))
 
     def _carry(self, time: int, loop: LocalOp) -> None:
         """Which buffers a loop goes on with, and which it has to copy."""
         taken: set[int] = set()
         for position, out in enumerate(loop.outputs):
             init = self._root(loop.inputs[position])
-            ours = init in self.made or self.given.get(init) == out
+            ours = init in self.written or self.given.get(init) == out
             if ours and init not in taken and self.last.get(init) == time:
                 self.same[out] = init
                 taken.add(init)

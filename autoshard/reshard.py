@@ -33,7 +33,7 @@ mesh order, since the orders of four axes would make thousands of layouts per te
 _LEAST_S = 1e-18
 """Price of a step that costs nothing [s]."""
 
-_FEW_SPLIT = 3
+_FEW_SPLIT = 2
 """With more mesh axes, dimensions of a tensor that usual layouts split."""
 
 

@@ -61,6 +61,8 @@ class Growth:
         trace_s: JAX's tracing and lowering [s].
         planning_s: All stages of planning [s].
         stages_s: Each of them [s].
+        cpu_s: Processor time of tracing and planning together [s]; unlike the others it does not
+            count waiting for a processor that others use.
         peak_rss_bytes: The most memory the process held, Python and JAX included [bytes].
         ops: Decisions about ops in the plan.
         nodes: Decisions in the solver's problem.
@@ -75,6 +77,7 @@ class Growth:
     trace_s: float
     planning_s: float
     stages_s: dict[str, float]
+    cpu_s: float
     peak_rss_bytes: int
     ops: int
     nodes: int
@@ -94,8 +97,9 @@ def planned(task: Task) -> Growth:
     step = autoshard(
         workload.fn, mesh, donate_argnums=workload.donate_argnums, cost_model=task.cost_model
     )
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     plan = step.plan(*workload.args)
+    cpu_s = time.process_time() - busy
     trace_s = time.perf_counter() - start - plan.planning_s
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, getrusage(2)
     return Growth(
@@ -103,6 +107,7 @@ def planned(task: Task) -> Growth:
         trace_s=trace_s,
         planning_s=plan.planning_s,
         stages_s=dict(plan.stages),
+        cpu_s=cpu_s,
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
         ops=len(plan.ops),
         nodes=plan.solver.nodes,
@@ -129,29 +134,30 @@ def _words(task: Task) -> list[str]:
 
 
 def exponent(rows: Sequence[Growth]) -> float | None:
-    """The power of the number of layers with which planning time grows over the upper half.
+    """The power of the number of layers with which processor time grows over the upper half.
 
     A least-squares line through the logarithms of the last rows, at least two and at least half of
     them: the fixed cost of a small program says nothing of growth. 1 is linear.
     """
-    upper = [r for r in rows if r.planning_s > 0][len(rows) // 2 :] if len(rows) > 3 else rows
+    upper = [r for r in rows if r.cpu_s > 0][len(rows) // 2 :] if len(rows) > 3 else rows
     if len({r.task.layers for r in upper}) < 2:
         return None
-    layers, seconds = zip(*((r.task.layers, r.planning_s) for r in upper), strict=True)
+    layers, seconds = zip(*((r.task.layers, r.cpu_s) for r in upper), strict=True)
     return float(np.polyfit(np.log(layers), np.log(seconds), 1)[0])
 
 
 def table(rows: Sequence[Growth]) -> str:
     """The rows as a Markdown table: seconds per stage, memory, what was found."""
     head = ["workload", "layers", "mesh", "prices", "ops", "trace", *STAGES, "planning"]
-    head += ["peak RSS", "step", "proved"]
+    head += ["processor", "peak RSS", "step", "proved"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for r in rows:
         t = r.task
         cells = [t.workload, str(t.layers), f"({t.mesh})", t.cost_model, str(r.ops)]
         cells.append(f"{r.trace_s:.1f} s")
         cells += [f"{r.stages_s.get(stage, 0.0):.2f} s" for stage in STAGES]
-        cells += [f"**{r.planning_s:.1f} s**", f"{r.peak_rss_bytes / 2**30:.2f} GiB"]
+        cells += [f"**{r.planning_s:.1f} s**", f"{r.cpu_s:.1f} s"]
+        cells.append(f"{r.peak_rss_bytes / 2**30:.2f} GiB")
         cells.append(f"{r.step_s:.4g} s")
         cells.append("?" if r.gap is None else "optimal" if not r.gap else f"within {r.gap:.2%}")
         lines.append("| " + " | ".join(cells) + " |")
@@ -166,7 +172,8 @@ def document(layers: Sequence[Growth], meshes: Sequence[Growth]) -> str:
         "Written by `python -m autoshard.experiments.growth --write docs/growth.md`; nothing is "
         "typed in by hand. Each row is one plan made in a process of its own: seconds of JAX's "
         "tracing and lowering, of each stage of planning (a stage's time is without those inside "
-        "it; *interpret* includes counting memory), and the most memory the process held, Python "
+        "it; *interpret* includes counting memory), processor time of tracing and planning "
+        "together (less than their seconds where others use the machine), and the most memory the process held, Python "
         "and JAX included. Nothing was compiled. The step is predicted; *optimal* is said of the "
         "solver's objective.",
         f"Machine: {processor_name()}, Python {platform.python_version()}, jax {jax.__version__}.",
@@ -175,7 +182,7 @@ def document(layers: Sequence[Growth], meshes: Sequence[Growth]) -> str:
         parts += ["## Layers", table(layers)]
     if found is not None:
         parts.append(
-            f"Over the upper half of the rows planning time grows with the power {found:.2f} of "
+            f"Over the upper half of the rows processor time grows with the power {found:.2f} of "
             "the number of layers."
         )
     if meshes:

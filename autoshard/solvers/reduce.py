@@ -22,7 +22,7 @@ from autoshard.solvers.solution import Deadline
 _DENSE = 1 << 18
 """Tables up to this many entries are made in one step, larger ones slice by slice."""
 
-_SAMPLE = 6
+_SAMPLE = 16
 """Columns that are looked at before states are compared in full."""
 
 _MOST_STATES = 2000
@@ -46,7 +46,7 @@ def reduce(net: Network, deadline: Deadline) -> None:
                 return
             if node in net.costs:
                 tidy(net, node)
-                if fresh or len(net.links[node]) > 2 or node in net.segments:
+                if len(net.links[node]) > 2 or node in net.segments:
                     drop_dominated(net, node)
         fresh = False
         again = _eliminate(net, deadline)
@@ -85,7 +85,8 @@ def drop_dominated(net: Network, node: int) -> None:
 
     def undominated(*matrices: Ints) -> NDArray[np.bool_]:
         sampled = [net.memo(("sampled",), _sampled_difference, m) for m in matrices]
-        return _undominated(cost, hunger, matrices, sampled)
+        distinct = [net.memo(("distinct",), _distinct_columns, m) for m in matrices]
+        return _undominated(cost, hunger, distinct, sampled)
 
     keep = net.memo(key, undominated, *links.values())
     if not keep.all():
@@ -100,7 +101,7 @@ def _undominated(
     Args:
         cost: Its costs.
         hunger: What it uses of memory rows.
-        matrices: Those of its edges.
+        matrices: Those of its edges, without repeated columns.
         sampled: Per matrix, how far one row is above another at least.
     """
     keep = np.ones(len(cost), bool)
@@ -139,6 +140,11 @@ def _sampled_difference(matrix: Ints) -> Ints:
         np.maximum(worst, s[:, None] - t[None, :], out=worst)
     # Where all samples of t are forbidden, nothing is known.
     return np.maximum(worst, -INF)
+
+
+def _distinct_columns(matrix: Ints) -> Ints:
+    columns, _ = classes(matrix.T)
+    return np.ascontiguousarray(matrix[:, columns]) if len(columns) < matrix.shape[1] else matrix
 
 
 def _worst_difference(matrix: Ints, first: NDArray[np.intp], second: NDArray[np.intp]) -> Ints:
