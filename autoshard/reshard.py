@@ -34,7 +34,10 @@ _LEAST_S = 1e-18
 """Price of a step that costs nothing [s]."""
 
 _FEW_SPLIT = 2
-"""With more mesh axes, dimensions of a tensor that usual layouts split."""
+"""With more mesh axes, dimensions of a tensor that usual layouts split.
+
+On the scanned Llama 8B step on a (2,2,2,2) mesh three lose more than they gain: a product then has
+more strategies than are kept, and the plan costs 15.60 s instead of 15.19 s (v5p prices)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Layouts:
         index: The inverse.
         splits: Pieces along each dimension, ``[L, rank]``.
         usual: Those to choose from where nothing asks for others, ``[L]``: all of them on up to
-            three mesh axes; on more, those that split at most three dimensions, each by axes that
+            three mesh axes; on more, those that split at most two dimensions, each by axes that
             are neighbours in the mesh.
         steps: ``(kind, axes) -> (source ids, target ids)``.
     """

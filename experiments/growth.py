@@ -173,9 +173,9 @@ def document(layers: Sequence[Growth], meshes: Sequence[Growth]) -> str:
         "typed in by hand. Each row is one plan made in a process of its own: seconds of JAX's "
         "tracing and lowering, of each stage of planning (a stage's time is without those inside "
         "it; *interpret* includes counting memory), processor time of tracing and planning "
-        "together (less than their seconds where others use the machine), and the most memory the process held, Python "
-        "and JAX included. Nothing was compiled. The step is predicted; *optimal* is said of the "
-        "solver's objective.",
+        "together (less than their seconds where others use the machine), and the most memory the "
+        "process held, Python and JAX included. Nothing was compiled. The step is predicted; "
+        "*optimal* is said of the solver's objective.",
         f"Machine: {processor_name()}, Python {platform.python_version()}, jax {jax.__version__}.",
     ]
     if layers:

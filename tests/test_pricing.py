@@ -130,3 +130,27 @@ def test_nodes_are_named_for_people() -> None:
 
 def test_picoseconds_are_seconds() -> None:
     assert total_seconds(1_500_000_000_000) == 1.5
+
+
+def test_four_axes_split_few_dimensions_by_neighbours_unless_a_pin_asks_for_more() -> None:
+    mesh, (x, w) = shape_of(2, 2, 2, 2), (X[:, :16], W[:16, :16])
+    usual = priced_of(lambda x, w: x @ w, x, w, mesh=mesh)
+    table = layouts(2, mesh)
+    apart, whole = table.index[(("a", "c"), ())], table.index[((), ())]
+    for node in usual.nodes:
+        assert apart not in np.concatenate(node.layouts)
+        assert whole in np.concatenate(node.layouts)
+    pinned = priced_of(lambda x, w: x @ w, x, w, mesh=mesh, pins={0: (("a", "c"), ())})
+    assert pinned.nodes[0].layouts[0].tolist() == [apart]
+    (product,) = (n for n in pinned.nodes if n.kind == "op")
+    assert product.strategies is not None
+    assert apart in product.strategies.operands[0]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_usual_layouts_of_four_axes(rank: int) -> None:
+    table = layouts(rank, shape_of(2, 2, 2, 2))
+    for sharding, usual in zip(table.shardings, table.usual.tolist(), strict=True):
+        runs = ["".join(dim) for dim in sharding if dim]
+        assert usual == (len(runs) <= 2 and all(run in "abcd" for run in runs))
+    assert layouts(rank, shape_of(2, 2, 2)).usual.all()

@@ -39,7 +39,6 @@ def reduce(net: Network, deadline: Deadline) -> None:
         net: Shrunk in place.
         deadline: When to stop; the network is a valid one at any time.
     """
-    fresh = True
     while net.changed and not _over(net, deadline):
         for node in sorted(net.changed):
             if _over(net, deadline):
@@ -48,7 +47,6 @@ def reduce(net: Network, deadline: Deadline) -> None:
                 tidy(net, node)
                 if len(net.links[node]) > 2 or node in net.segments:
                     drop_dominated(net, node)
-        fresh = False
         again = _eliminate(net, deadline)
         again |= _merge_tied(net)
         net.changed = again & net.costs.keys()

@@ -1,0 +1,79 @@
+"""Repeated pieces of a problem are solved together, and come out as if they were not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.problem import Problem, evaluate
+from autoshard.solvers import SOLVERS, Status
+from autoshard.solvers.batches import Link
+from autoshard.solvers.dual import Dual
+from autoshard.solvers.network import Network
+from tests.solvers.problems import dense
+
+
+def repeated(layers: int, seed: int) -> Problem:
+    """Equal layers in a row, each a ring of five nodes with a chord; matrices are shared."""
+    rng = np.random.default_rng(seed)
+    size, states = 5, 6
+    inside = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (1, 3)]
+    shared = [rng.integers(0, 50, (states, states)) for _ in range(len(inside) + 2)]
+    costs = [rng.integers(0, 30, states) for _ in range(size)]
+    edges, matrices = [], []
+    for layer in range(layers):
+        base = layer * size
+        edges += [(base + i, base + j) for i, j in inside]
+        matrices += shared[: len(inside)]
+        if layer:
+            edges += [(base - 1, base), (base - 3, base + 2)]
+            matrices += shared[len(inside) :]
+    count = layers * size
+    return Problem(
+        costs=tuple(costs * layers),
+        usages=tuple(np.zeros(states, np.int64) for _ in range(count)),
+        intervals=np.zeros((count, 2), np.int64),
+        edges=np.array(edges, np.int64),
+        edge_costs=tuple(matrices),
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_shared_matrices_change_nothing(seed: int) -> None:
+    shared = repeated(4, seed)
+    apart = replace(shared, edge_costs=tuple(m.copy() for m in shared.edge_costs))
+    ours, theirs = (SOLVERS["exact"].solve(p, time_limit_s=60.0) for p in (shared, apart))
+    assert ours.status is theirs.status is Status.OPTIMAL
+    assert ours.cost == theirs.cost == ours.lower_bound == theirs.lower_bound
+    assert evaluate(apart, ours.choices).cost == ours.cost
+
+
+def test_more_layers_make_no_more_batches() -> None:
+    few, many = (Dual.of(Network.of(repeated(layers, 0))) for layers in (4, 12))
+    assert len(many.batches) == len(few.batches)
+    nodes = [node for batch in many.batches for node in batch.nodes]
+    assert sorted(nodes) == list(range(12 * 5))
+
+
+def test_no_two_nodes_of_a_batch_are_linked() -> None:
+    net = Network.of(dense(np.random.default_rng(0), nodes=8, states=3))
+    for batch in Dual.of(net).batches:
+        assert not any(k in net.links[node] for node in batch.nodes for k in batch.nodes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_levelling_messages_moves_no_cost(seed: int) -> None:
+    dual = Dual.of(Network.of(repeated(3, seed)))
+    for _ in range(5):
+        dual.sweep()
+    before = [link.at(dual.messages, np.zeros(15, np.int64)) for link in _links(dual)]
+    for batch in dual.batches:
+        batch.level(dual.messages)
+    after = [link.at(dual.messages, np.zeros(15, np.int64)) for link in _links(dual)]
+    assert all((a == b).all() for a, b in zip(after, before, strict=True))
+
+
+def _links(dual: Dual) -> list[Link]:
+    return [link for batch in dual.batches for link in batch.links]
