@@ -204,7 +204,7 @@ def _instruction(plan: Plan, name: str, program: CompiledProgram | None) -> Coll
             fix=f"give a number from 0 to {len(plan.collectives) - 1}, a line as print(plan) shows "
             "it, or, for an instruction of the compiled program, that program as program=...",
         )
-    bare = name.removeprefix("%")
+    bare = name.removeprefix("%").partition(":")[0]  # a validation tells more after the name
     for collective in program.collectives:
         if collective.name == bare:
             return collective

@@ -248,7 +248,8 @@ def match_collectives(
     """
     pairs, left = pair_collectives(planned, compiled)
     unnamed = [
-        f"{found.kind} of {nbytes(found.nbytes)} among {found.devices} devices"
+        (f"{found.name}: " if found.name else "")
+        + f"{found.kind} of {nbytes(found.nbytes)} among {found.devices} devices"
         + (f" x{found.trips}" if found.trips > 1 else "")
         + f" at {found.source or found.op_name or 'no source line'}"
         for found, members in pairs

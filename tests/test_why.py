@@ -239,3 +239,5 @@ def test_a_collective_that_the_plan_does_not_ask_for_is_called_the_compilers() -
     told = planned().why(gather.name, program=program)
     assert told.planned == ()
     assert "the compiler made it by itself" in told.unavoidable
+    ((description,), _) = match_collectives((), program.collectives)
+    assert planned().why(description, program=program) == told
