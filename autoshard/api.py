@@ -231,7 +231,7 @@ class Sharded:
                 self._inner[key] = signature, *flatten(self._fn, signature)
         signature, flat, seen = self._inner[key]
         values = [call.leaves[i] for i in signature.array_positions]
-        around = meshes_of(values)
+        around = meshes_of(values, self.mesh)
         plan = self._plan_inside(call, key) if can_constrain(self.mesh, around) else None
         if plan is None:
             outputs = flat(*values)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -25,10 +26,29 @@ from autoshard.signature import Leaf, array_type
 Flat = Callable[..., tuple[Any, ...]]
 
 
-def meshes_of(values: Sequence[Any]) -> list[AbstractMesh]:
-    """The meshes that values of the program around are typed with, and the one that is set."""
-    found = (jax.sharding.get_abstract_mesh(), *map(_mesh_of, values))
-    return [mesh for mesh in dict.fromkeys(found) if mesh is not None and not mesh.empty]
+def meshes_of(values: Sequence[Any], mesh: Mesh) -> list[AbstractMesh]:
+    """The meshes that values of the program around are typed with, and the one that is set.
+
+    Where arrays are computed right away there is no such program, and those on a mesh of other axes
+    than ``mesh`` will be moved.
+    """
+    typed = [other for other in map(_mesh_of, values) if other is not None]
+    if is_computing():
+        typed = [other for other in typed if dict(other.shape) == dict(mesh.shape)]
+    found = dict.fromkeys((jax.sharding.get_abstract_mesh(), *typed))
+    return [other for other in found if not other.empty]
+
+
+def is_computing() -> bool:
+    """Whether arrays are computed right away, and not a program traced that its caller compiles.
+
+    That holds under ``jax.grad`` and ``jax.vmap`` too, as long as there is no ``jax.jit`` around.
+    """
+    try:
+        _probe.bind(np.float32(0))
+    except _TracingError:
+        return False
+    return True
 
 
 def can_constrain(mesh: Mesh, around: Sequence[AbstractMesh]) -> bool:
@@ -99,9 +119,11 @@ def _mesh_of(value: Any) -> AbstractMesh | None:
 def _constrain(
     values: Sequence[Any], leaves: Sequence[Leaf], shardings: Sequence[Sharding], mesh: Mesh
 ) -> list[Any]:
-    """Each value in its sharding; a scalar has only one, and a Python number stays what it is."""
+    """Each value in its sharding; a Python number stays what it is."""
     return [
-        _bind(value, NamedSharding(mesh, _spec(leaf, sharding))) if leaf.shape else value
+        _bind(value, NamedSharding(mesh, _spec(leaf, sharding)))
+        if leaf.shape or isinstance(value, jax.Array)
+        else value
         for value, leaf, sharding in zip(values, leaves, shardings, strict=True)
     ]
 
@@ -140,6 +162,16 @@ def _apply(value: Any, *, sharding: NamedSharding, jaxpr: Any = None) -> Any:
         return jax.lax.with_sharding_constraint(value, sharding)
 
 
+def _place(value: Any, *, sharding: NamedSharding, jaxpr: Any) -> Any:
+    """An array constrained, and moved first if it is somewhere else than the mesh."""
+    here = value.sharding if isinstance(value, jax.Array) else None
+    devices = list(sharding.mesh.devices.flat)
+    if isinstance(here, NamedSharding) and list(here.mesh.devices.flat) == devices:
+        return _apply(value, sharding=sharding)
+    entries = (None if e is PartitionSpec.UNCONSTRAINED else e for e in sharding.spec)
+    return jax.device_put(value, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
+
+
 def _batched(
     axis: Any, values: Sequence[Any], dims: Sequence[int | None], *, sharding: Any, jaxpr: Any
 ) -> tuple[Any, int | None]:
@@ -157,7 +189,19 @@ def _batched(
     return _bind(value, NamedSharding(sharding.mesh, PartitionSpec(*entries))), dim
 
 
-_planned.def_impl(_apply)
+class _TracingError(Exception):
+    """Says to :func:`is_computing` that a program is being traced."""
+
+
+def _refuse(_: Any) -> Any:
+    raise _TracingError
+
+
+_probe = Primitive("is_computing")
+_probe.def_impl(lambda value: value)
+_probe.def_abstract_eval(_refuse)
+
+_planned.def_impl(_place)
 _planned.def_abstract_eval(lambda _, *, sharding, jaxpr: jaxpr.out_avals[0])
 ad.deflinear2(_planned, lambda cotangent, _, **params: (_planned.bind(cotangent, **params),))
 batching.fancy_primitive_batchers[_planned] = _batched

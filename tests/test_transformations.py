@@ -105,6 +105,30 @@ WAYS: dict[str, tuple[Fn, Callable[[Fn, Any, Any], Any]]] = {
     ),
 }
 
+EAGER = ("hessian", "jvp", "vjp", "vmap of grad")
+
+
+@pytest.mark.parametrize("where", ["one device", "one device and another mesh"])
+@pytest.mark.parametrize("way", EAGER)
+def test_arrays_from_elsewhere_are_moved_where_no_program_is_traced(way: str, where: str) -> None:
+    fn, use = WAYS[way]
+    w, x = arguments()
+    expected = use(fn, w, x)
+    w, x = jax.device_put((w, x), DEVICES[3])
+    if where == "one device and another mesh":
+        x = jax.device_put(x, NamedSharding(Mesh(DEVICES[:2], "z"), P("z")))
+    assert_close(use(planned(fn), w, x), expected)
+
+
+def test_a_scalar_from_elsewhere_is_moved_under_grad() -> None:
+    def scaled(s: Any, w: Any, x: Any) -> Any:
+        return s * loss(w, x)
+
+    s, w, x = jax.device_put((jnp.float32(2), *arguments()), DEVICES[5])
+    gradient = jax.grad(autoshard(scaled, MESH))(s, w, x)
+    assert_close(gradient, loss(*arguments()))
+    assert gradient.sharding.device_set == set(DEVICES)
+
 
 @pytest.mark.parametrize("way", WAYS)
 def test_numbers_are_those_of_the_plain_function(way: str) -> None:
