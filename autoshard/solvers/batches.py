@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,14 @@ FORBIDDEN_FROM = INF >> 1
 
 _CHUNK = 1 << 18  # entries that one step looks at
 _TERMS = 8  # sums of this many terms of up to INF stay far from the end of int64
+
+
+Whole = TypeVar("Whole", int, Ints)
+
+
+def scaled(values: Whole, shift: int) -> Whole:
+    """Whole numbers times two to the power of ``shift``, rounded down."""
+    return values << shift if shift >= 0 else values >> -shift
 
 
 class _Kinds(NamedTuple):
@@ -50,12 +58,12 @@ class Matrix:
     columns: _Kinds | None
 
     @classmethod
-    def of(cls, matrix: Ints, scale: int) -> Matrix:
+    def of(cls, matrix: Ints, shift: int) -> Matrix:
         """Find the kinds of rows and columns."""
         rows, row_kind = classes(matrix)
         columns, column_kind = classes(matrix.T)
         part = matrix[np.ix_(rows, columns)]
-        core = np.ascontiguousarray(np.where(part >= INF, INF, part * scale).T)
+        core = np.ascontiguousarray(np.where(part >= INF, INF, scaled(part, shift)).T)
         same = _in_order(row_kind)
         if same:
             core = np.ascontiguousarray(core[:, row_kind])
@@ -174,17 +182,17 @@ class Batch:
             messages[link.far] = np.where(theirs < FORBIDDEN_FROM, theirs + low[:, None], theirs)
 
 
-def batches_of(net: Network, scale: int) -> tuple[tuple[Batch, ...], Ints]:
+def batches_of(net: Network, shift: int) -> tuple[tuple[Batch, ...], Ints]:
     """Sort the nodes of a network into batches.
 
     Args:
         net: The network.
-        scale: What costs are multiplied by.
+        shift: Costs are multiplied by two to this power; rounded down if it is negative.
 
     Returns:
         The batches, in the order of their first nodes, and the messages of all edges, zero.
     """
-    kinds = _Interned(scale)
+    kinds = _Interned(shift)
     looks: dict[int, tuple[tuple[int, int], ...]] = {}  # (kind of matrix, neighbour), in order
     for node, row in net.links.items():
         looks[node] = tuple(sorted((kinds.number(m), other) for other, m in row.items()))
@@ -204,7 +212,7 @@ def batches_of(net: Network, scale: int) -> tuple[tuple[Batch, ...], Ints]:
     batches = []
     for group in groups:
         costs = np.stack([net.costs[n] for n in group])
-        costs = np.where(costs < INF, costs * scale, INF)
+        costs = np.where(costs < INF, scaled(costs, shift), INF)
         links = []
         for position, (kind, first) in enumerate(looks[group[0]]):
             others = [looks[n][position][1] for n in group]
@@ -243,8 +251,8 @@ def _groups(net: Network, looks: dict[int, tuple[tuple[int, int], ...]]) -> list
 class _Interned:
     """Equal matrices, seen from the same end, under one number."""
 
-    def __init__(self, scale: int) -> None:
-        self.scale = scale
+    def __init__(self, shift: int) -> None:
+        self.shift = shift
         self.matrices: list[Matrix] = []
         self._by_id: dict[int, tuple[Ints, int]] = {}
         self._by_content: dict[tuple[tuple[int, ...], bytes], int] = {}
@@ -256,7 +264,7 @@ class _Interned:
             key = (matrix.shape, digest)
             if key not in self._by_content:
                 self._by_content[key] = len(self.matrices)
-                self.matrices.append(Matrix.of(matrix, self.scale))
+                self.matrices.append(Matrix.of(matrix, self.shift))
             known = self._by_id[id(matrix)] = (matrix, self._by_content[key])
         return known[1]
 

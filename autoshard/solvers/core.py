@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import Problem, evaluate
+from autoshard.solvers.batches import scaled
 from autoshard.solvers.cpsat import excess, paid, solve_network
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.eliminate import Elimination, plan_elimination
@@ -239,7 +240,7 @@ class Search:
         """The fraction of states that ``_prune`` would drop."""
         if self.record.cost is None:
             return 0.0
-        least = (self.record.cost - 1 - self.net.offset) * dual.scale
+        least = scaled(self.record.cost - 1 - self.net.offset, dual.shift)
         total = sum(len(floor) - 1 for floor in dual.floors.values())
         return sum(int((floor > least).sum()) for floor in dual.floors.values()) / max(total, 1)
 
@@ -248,7 +249,7 @@ class Search:
         if self.record.cost is None:
             return 0.0
         part = self._prunable(dual)
-        most = (self.record.cost - 1 - self.net.offset) * dual.scale
+        most = scaled(self.record.cost - 1 - self.net.offset, dual.shift)
         for node, floor in dual.floors.items():
             keep = floor <= most
             if not keep.all():

@@ -12,14 +12,13 @@ one after another: see :mod:`autoshard.solvers.batches`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.solvers.batches import FORBIDDEN_FROM, Batch, batches_of
+from autoshard.solvers.batches import FORBIDDEN_FROM, Batch, batches_of, scaled
 from autoshard.solvers.network import INF, Ints, Network
 
 _ROOM = 1 << 56  # scaled costs, and prices times usages, each span less than this: both fit in INF
@@ -33,8 +32,8 @@ class Dual:
 
     Attributes:
         net: The network that is bounded; not changed.
-        scale: Costs here are the network's times this.
-        offset: Proved lower bound, scaled.
+        shift: Costs here are the network's times two to this power; rounded down if it is negative.
+        offset: Proved lower bound above the network's own offset, scaled.
         prices: Per memory row, the scaled cost of one byte.
         batches: The nodes, in the order of the sweeps.
         costs: Per node, what it charges now; a view of its batch.
@@ -46,7 +45,7 @@ class Dual:
     """
 
     net: Network
-    scale: int
+    shift: int
     offset: int
     prices: Ints
     batches: tuple[Batch, ...]
@@ -67,12 +66,12 @@ class Dual:
                     if id(matrix) not in largest:
                         largest[id(matrix)] = _largest(matrix)
                     spread += largest[id(matrix)]
-        scale = max(1, 1 << min(30, int(math.log2(_ROOM)) - spread.bit_length()))
-        batches, messages = batches_of(net, scale)
+        shift = min(30, _ROOM.bit_length() - 1 - spread.bit_length())
+        batches, messages = batches_of(net, shift)
         return cls(
             net=net,
-            scale=scale,
-            offset=net.offset * scale,
+            shift=shift,
+            offset=0,
             prices=np.zeros(len(net.capacity), np.int64),
             batches=batches,
             costs={n: row for b in batches for n, row in zip(b.nodes, b.costs, strict=True)},
@@ -83,7 +82,12 @@ class Dual:
     @property
     def bound(self) -> int:
         """Proved lower bound on the network's cost, its offset included."""
-        return -(-self.offset // self.scale)
+        return self.net.offset - scaled(-self.offset, -self.shift)
+
+    @property
+    def scale(self) -> float:
+        """What the network's costs are multiplied by."""
+        return 2.0**self.shift
 
     def set_prices(self, wanted: NDArray[np.float64]) -> None:
         """Charge other prices for memory; the bound stays proved, and may fall.
@@ -135,7 +139,7 @@ class Dual:
         dead = total >= INF
         total -= least[:, None]
         total[dead] = INF
-        floor = np.where(dead, INF, total + (self.offset - self.net.offset * self.scale))
+        floor = np.where(dead, INF, total + self.offset)
         np.maximum(batch.floors, floor, out=batch.floors)
         parts, count = batch.shares(forward)
         share = total // parts[:, None]

@@ -20,7 +20,7 @@ def problems(
     pairs = draw(st.lists(st.tuples(node, node), max_size=2 * count + 2))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     forbidden = draw(st.sampled_from([0.0, 0.1, 0.3, 0.6]))
-    scale = draw(st.sampled_from([1, 1, 10**12]))
+    scale = draw(st.sampled_from([1, 1, 10**12, 10**15]))
 
     def entries(*shape: int) -> NDArray[np.int64]:
         values = rng.integers(-5, 12, shape) * scale
