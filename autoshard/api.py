@@ -450,7 +450,7 @@ def autoshard(
         if isinstance(function, Program):
             convention = function.convention(donate_argnums, donate_argnames)
             wishes = function.options(options, _checked_mesh(mesh))
-            return Sharded(function, _checked_mesh(mesh), convention, wishes, plan)
+            return Sharded(function, _checked_mesh(mesh), convention, wishes, plan, partitioner)
         convention = Convention.of(
             function, static_argnums, static_argnames, donate_argnums, donate_argnames
         )

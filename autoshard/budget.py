@@ -42,6 +42,9 @@ after might hold it then."""
 HELD = 5
 """Tensors that an error names."""
 
+MOST = 1 << 55
+"""What the costs of a problem with prices span at most: solvers add them up in 64 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -254,7 +257,10 @@ def windows(graph: Graph, memory: Footprint) -> list[tuple[int, int]]:
 
 
 def priced_problem(graph: Graph, priced: Priced, problem: Problem, prices: Prices) -> Problem:
-    """``problem`` with the price of the bytes that each choice holds added to its cost."""
+    """``problem`` with the price of the bytes that each choice holds added to its cost.
+
+    Where costs would span more than :data:`MOST`, all are counted in a larger unit.
+    """
     mesh = priced.resharder.mesh
 
     def nbytes(value: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -287,7 +293,28 @@ def priced_problem(graph: Graph, priced: Priced, problem: Problem, prices: Price
                 known[key] = _plus(matrix, extra)
             matrix = known[key]
         matrices.append(matrix)
+    unit = -(-sum(_spans(costs) + _spans(matrices)) // MOST)
+    if unit > 1:
+        costs, matrices = _in_units(costs, unit), _in_units(matrices, unit)
     return replace(problem, costs=tuple(costs), edge_costs=tuple(matrices))
+
+
+def _spans(tables: Sequence[NDArray[np.int64]]) -> list[int]:
+    """How far the largest allowed entry of each table is above zero."""
+    found: dict[int, int] = {}
+    for table in tables:
+        if id(table) not in found:
+            found[id(table)] = int(table.max(initial=0, where=table < FORBIDDEN))
+    return [found[id(table)] for table in tables]
+
+
+def _in_units(tables: Sequence[NDArray[np.int64]], unit: int) -> list[NDArray[np.int64]]:
+    """Tables in another unit; one that stands for several edges goes on doing so."""
+    found: dict[int, NDArray[np.int64]] = {}
+    for table in tables:
+        if id(table) not in found:
+            found[id(table)] = np.where(table >= FORBIDDEN, table, table // unit)
+    return [found[id(table)] for table in tables]
 
 
 def _position(priced: Priced, node: int, value: int) -> int:
@@ -300,7 +327,7 @@ def _plus(cost: NDArray[np.int64], extra: NDArray[np.float64]) -> NDArray[np.int
     """Costs with prices added; what is forbidden stays so."""
     if not extra.any():
         return cost
-    total = cost + np.rint(np.minimum(extra, FORBIDDEN / 1e4)).astype(np.int64)
+    total = cost + np.rint(np.minimum(extra, FORBIDDEN / 10)).astype(np.int64)
     return np.where(cost >= FORBIDDEN, cost, total)
 
 

@@ -100,6 +100,10 @@ class _Child:
             if len(header) == _LENGTH.size:
                 body = replies.read(*_LENGTH.unpack(header))
                 return status, body
+        except BaseException:  # the reply that is still to come must not answer the next request
+            self.process.kill()
+            self.close()
+            raise
         finally:
             timer.cancel()
         self.process.wait()

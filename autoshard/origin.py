@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,5 +121,5 @@ def _is_splat(operation: ir.Operation) -> bool:
 def _nbytes(type_: ir.Type) -> int:
     """About the bytes of a tensor: element types of unknown size count as eight bytes."""
     tensor = ir.RankedTensorType(type_)
-    digits = "".join(c for c in str(tensor.element_type) if c.isdigit())
-    return math.prod(tensor.shape) * int(digits or 64) // 8
+    bits = re.search(r"\d+", str(tensor.element_type))
+    return math.prod(tensor.shape) * int(bits[0] if bits else 64) // 8

@@ -17,6 +17,8 @@ from autoshard.plan import Plan
 from autoshard.planner import plan_module
 from autoshard.pricing import price
 from autoshard.problem import FORBIDDEN
+from autoshard.solvers import Status
+from autoshard.solvers.exact import ExactSolver
 from tests.lowering import MESH, Simple, boundaries, graph_of, lowered, module_of
 
 # Splitting the weights costs time, so without a limit every device holds them whole.
@@ -115,3 +117,19 @@ def test_a_value_is_needed_from_where_it_is_made_to_its_last_reader() -> None:
     for op in graph.ops:
         for value in op.operands:
             assert found[value][0] <= found[op.results[0]][0]
+
+
+def test_prices_of_any_size_leave_costs_that_can_be_added_up() -> None:
+    graph = graph_of(layers, *ARGUMENTS)
+    priced = price(graph, MESH, Simple())
+    high = np.full(len(graph.values), 1e13)
+    problem = priced_problem(graph, priced, priced.problem, Prices(1e13, high, high))
+    tables = (*problem.costs, *problem.edge_costs)
+    assert sum(int(t[t < FORBIDDEN].max(initial=0)) for t in tables) <= 1 << 55
+    for table, before in zip(problem.costs, priced.problem.costs, strict=True):
+        assert ((table >= FORBIDDEN) == (before >= FORBIDDEN)).all()
+    found = ExactSolver().solve(problem, time_limit_s=10.0)
+    assert found.status is Status.OPTIMAL
+    _, memory = interpret(graph, priced, MESH, Simple(), found.choices)
+    with pytest.raises(InfeasibleError):
+        plan(int(0.9 * memory.peak_bytes))

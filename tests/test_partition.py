@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from autoshard import FallbackWarning, InputError, autoshard, partition
+from autoshard.child import ask
 from autoshard.collectives_lowering import permutation, replica_groups
 from autoshard.experiments.workloads import make
 from autoshard.shardings import MeshShape
@@ -184,6 +187,21 @@ def test_a_child_that_fails_is_a_fallback(
     monkeypatch.setattr(partition, "CHILD", (sys.executable, "-c", command))
     monkeypatch.setattr(partition, "DEADLINE_S", 1.0)
     assert_falls_back(reason)
+
+
+def test_an_answer_that_nobody_waited_for_answers_no_later_question() -> None:
+    slow = (
+        "import time; from autoshard.child import serve; "
+        "serve(lambda m: (time.sleep(0.5 * (m == b'first')), m)[1])"
+    )
+    command = (sys.executable, "-c", slow)
+    assert ask(command, b"ready", 60.0) == b"ready"
+    timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ask(command, b"first", 60.0)
+    timer.join()
+    assert ask(command, b"second", 60.0) == b"second"
 
 
 @pytest.mark.filterwarnings("ignore:.*runs on one device")

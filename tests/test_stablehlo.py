@@ -99,6 +99,12 @@ class TestPyTorch:
         assert report.max_relative_error is not None
         assert report.max_relative_error < 1e-4
 
+    def test_shardy_partitions_it(self, block: Program, numbers: Any) -> None:
+        given, expected = numbers
+        sharded = block.autoshard(MESH, in_shardings={"inputs": P("data")}, partitioner="shardy")
+        assert sharded.lower().partitioner == "shardy"
+        np.testing.assert_allclose(sharded(*given)[0], expected, rtol=1e-5, atol=1e-5)
+
     def test_a_saved_plan_is_for_this_module_alone(
         self, block: Program, program: Program, tmp_path: Path
     ) -> None:
