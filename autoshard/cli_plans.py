@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autoshard.errors import InputError
 from autoshard.terminal import check_folder, cpu_mesh, print_json, progress
@@ -21,9 +21,6 @@ from autoshard.typed import (
     parse_spec,
     positions,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -18,6 +18,7 @@ from autoshard.plan import Plan, spec
 from autoshard.plan_text import nbytes, seconds
 from autoshard.program import REGION_OPS
 from autoshard.question import Alternative, Question
+from autoshard.remedy import REDUCTIONS
 from autoshard.replan import Replanner
 from autoshard.shardings import Sharding, divides, local_bytes, splitting
 from autoshard.subject import Subject, locate
@@ -237,7 +238,7 @@ def _costs(
         if op.index == maker:
             held = op.nbytes
     for c in plan.collectives:
-        reduction = c.kind in ("all_reduce", "reduce_scatter")
+        reduction = c.kind in REDUCTIONS
         if c.op in readers | {maker} if reduction else c.value in seen | _given(graph, subject):
             what = f"{c.kind} over {'*'.join(c.axes)}{_times(c.trips)}: {c.why}"
             kind: Literal["reduction", "reshard"] = "reduction" if reduction else "reshard"

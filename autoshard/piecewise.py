@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-import numpy as np
 from jax.extend.mlir import ir
 
+from autoshard.collectives_lowering import lower_reduction
+from autoshard.emit import Emitter
 from autoshard.errors import InputError
 from autoshard.grouped import is_grouped, regroup
 from autoshard.program import MANUAL, Value, shape_of, source_of, target_of
 from autoshard.shardings import MeshShape, Sharding, local_shape
 
-_CHANNEL = "#stablehlo.channel_handle<handle = 1, type = 1>"
-"""As JAX writes it on the collectives of a ``shard_map``: among the partitions of one program."""
+COLLECTIVE_CHANNEL = 1
+"""As JAX numbers the first of the collectives of a ``shard_map``."""
 
 
 def run_piecewise(
@@ -72,10 +73,13 @@ def run_piecewise(
     if is_grouped(operation):
         local = regroup(local, shape_of(operation.operands[0]))
     with ir.InsertionPoint(block), operation.location:
-        pieces = [cast(Value, result) for result in local.results]
+        end = ir.Operation.create("sdy.return", operands=list(local.results))
+    emit = Emitter(mesh, COLLECTIVE_CHANNEL)
+    for position, result in enumerate(local.results):
+        piece = cast(Value, result)
         for group in reduced:
-            pieces = [_summed(piece, group, mesh) for piece in pieces]
-        ir.Operation.create("sdy.return", operands=pieces)
+            piece = lower_reduction(emit, end, piece, group, "stablehlo.add")
+        end.operands[position] = piece
     try:
         local.verify()
     except ir.MLIRError as error:
@@ -95,40 +99,6 @@ def _piece(value: Value, sharding: Sharding, mesh: MeshShape) -> ir.Type:
     whole = ir.RankedTensorType(value.type)
     shape = local_shape(shape_of(value), sharding, mesh)
     return ir.RankedTensorType.get(shape, whole.element_type, whole.encoding)
-
-
-def _summed(value: Value, axes: tuple[str, ...], mesh: MeshShape) -> Value:
-    """The sum of the values of all devices along some axes, made at the point of insertion."""
-    groups = _groups(axes, mesh)
-    dense = f"dense<{groups.tolist()}> : tensor<{groups.shape[0]}x{groups.shape[1]}xi64>"
-    made = ir.Operation.create(
-        "stablehlo.all_reduce",
-        results=[value.type],
-        operands=[value],
-        attributes={
-            "replica_groups": ir.Attribute.parse(dense),
-            "channel_handle": ir.Attribute.parse(_CHANNEL),
-            "use_global_device_ids": ir.UnitAttr.get(),
-        },
-        regions=1,
-    )
-    scalar = ir.RankedTensorType.get((), ir.RankedTensorType(value.type).element_type)
-    body = ir.Block.create_at_start(made.regions[0], [scalar, scalar])
-    with ir.InsertionPoint(body):
-        added = ir.Operation.create("stablehlo.add", [scalar], list(body.arguments))
-        ir.Operation.create("stablehlo.return", operands=list(added.results))
-    return cast(Value, made.results[0])
-
-
-def _groups(
-    axes: tuple[str, ...], mesh: MeshShape
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """The devices that differ along some axes only, one group a row."""
-    numbers = np.arange(mesh.devices).reshape(mesh.sizes)
-    moving = [mesh.names.index(a) for a in axes]
-    still = [k for k in range(len(mesh.sizes)) if k not in moving]
-    count = mesh.size(axes)
-    return numbers.transpose(*still, *moving).reshape(-1, count)
 
 
 def _per_value(shardings: Sequence[Sharding], symbol: str) -> ir.Attribute:

@@ -346,6 +346,9 @@ class Plan:
 
     def table(self) -> pd.DataFrame:
         """Every op as a row; times [s] and bytes are of all its executions in one call."""
+        sent_s: dict[int, float] = {}
+        for c in self.collectives:
+            sent_s[c.op] = sent_s.get(c.op, 0.0) + c.seconds * c.trips
         rows = [
             {
                 "op": op.index,
@@ -357,7 +360,7 @@ class Plan:
                 "trips": op.trips,
                 "compute_s": op.compute_s * op.trips,
                 "hbm_s": op.hbm_s * op.trips,
-                "communication_s": op.reduce_s * op.trips + self._reshards_s(op.index),
+                "communication_s": sent_s.get(op.index, 0.0),
                 "flops": op.flops * op.trips,
                 "hbm_bytes": op.hbm_bytes * op.trips,
                 "bytes": op.nbytes,
@@ -365,13 +368,6 @@ class Plan:
             for op in self.ops
         ]
         return pd.DataFrame(rows)
-
-    def _reshards_s(self, index: int) -> float:
-        return sum(
-            c.seconds * c.trips
-            for c in self.collectives
-            if c.op == index and c.kind not in ("all_reduce", "reduce_scatter")
-        )
 
     # Questions about a plan are answered by modules that stand above it, because they plan again:
     # each is imported when it is asked.

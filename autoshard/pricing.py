@@ -176,12 +176,12 @@ def matmul_sizes(op: Op, strategies: Strategies, mesh: MeshShape) -> NDArray[np.
     of the kernel are summed over (``k``) with its input features.
     """
     rule = op.rule
-    if op.kind not in ("dot_general", "ragged_dot", "convolution") or rule is None:
+    if op.kind not in PRODUCTS or rule is None:
         return None
     if not strategies.factor_axes[0]:
         return None
     lhs, rhs, out = (
-        {f for dim in tensor for f in dim} for tensor in (*rule.operands, rule.results[0])
+        {f for dim in tensor for f in dim} for tensor in (*rule.operands[:2], rule.results[0])
     )
     groups = {}
     for f in range(len(rule.sizes)):

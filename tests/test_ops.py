@@ -227,6 +227,9 @@ class TestShardMap:
         assert all(re.fullmatch(r"calls\.py:\d+", c.source) for c in written)
         assert all(c.seconds > 0 for c in written)
         assert plan.predicted.flops == 2 * 4 * 32 * 32
+        told = plan.table()["communication_s"].sum()
+        ended = sum(c.seconds * c.trips for c in plan.collectives if c.op > plan.ops[-1].index)
+        assert told == pytest.approx(plan.predicted.communication_s - ended)
 
     def test_it_is_respected_as_given(self) -> None:
         program = SITUATIONS["shard_map_between"]
