@@ -26,15 +26,8 @@ from autoshard.plan import (
     Predicted,
     SolverReport,
 )
-from autoshard.pricing import (
-    Node,
-    Priced,
-    matmul_sizes,
-    partial_bytes,
-    work_of,
-)
+from autoshard.pricing import Node, Priced
 from autoshard.program import MANUAL, Boundary
-from autoshard.ragged import RAGGED_DOT
 from autoshard.reshard import layouts
 from autoshard.shardings import (
     MeshShape,
@@ -46,6 +39,7 @@ from autoshard.shardings import (
 )
 from autoshard.twins import FINDS_TWINS, Twins, twins_of
 from autoshard.uneven import Uneven, uneven_of
+from autoshard.work import is_product, matmul_sizes, partial_bytes, work_of
 
 
 def interpret(
@@ -158,23 +152,14 @@ def _uneven(
 def _is_product(
     graph: Graph, priced: Priced, mesh: MeshShape, choices: Sequence[int], plan: OpPlan
 ) -> bool:
-    """Whether XLA runs an op as a product.
-
-    A dot whose local operands are two vectors, or are not summed over, becomes a multiplication and
-    a sum (``AlgebraicSimplifier`` in XLA, seen in programs that jax 0.10.2 compiles for CPU).
-    """
-    if plan.name in ("stablehlo.convolution", RAGGED_DOT, MANUAL):
+    """Whether XLA runs an op as a product, or it is a ``shard_map``, which may have some."""
+    if plan.name == MANUAL:
         return True
-    if plan.name != "stablehlo.dot_general":
-        return False
     op = graph.ops[plan.index]
     number = _op_node(priced, op)
     strategies = None if number is None else priced.nodes[number].strategies
     sizes = None if strategies is None else matmul_sizes(op, strategies, mesh)
-    if sizes is None or number is None:
-        return True
-    _, rows, columns, summed = sizes[choices[number]].tolist()
-    return bool(summed > 1 and (rows > 1 or columns > 1))
+    return is_product(op.name, sizes, 0 if number is None else choices[number])
 
 
 def _weights(

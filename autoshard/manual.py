@@ -6,22 +6,18 @@ nothing in its body: it is priced, and run, as a program that is whole along the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autoshard.branches import Block, uncounted
-from autoshard.cost_models.protocol import CostModel, MeshAxis, Work, wire_bytes
-from autoshard.fusion import Fusion, fuse
+from autoshard.cost_models.protocol import CostModel, MeshAxis, wire_bytes
+from autoshard.fusion import fuse
 from autoshard.graph import Graph, Op
 from autoshard.program import REGION_OPS
-from autoshard.ragged import RAGGED_DOT
 from autoshard.reshard import sent_bytes
 from autoshard.shardings import MeshShape
-
-WorkOf = Callable[[Graph, Op, Fusion], Work]
-"""What one device does for an op that nothing splits."""
+from autoshard.work import is_product, whole_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +67,22 @@ class BodyCost:
         return sum(c.seconds * c.trips for c in self.collectives)
 
 
-def body_cost(body: Graph, mesh: MeshShape, model: CostModel, work_of: WorkOf) -> BodyCost:
+def body_cost(body: Graph, mesh: MeshShape, model: CostModel) -> BodyCost:
     """Price the body of a ``shard_map``.
 
     Args:
         body: The body, with local shapes.
         mesh: The mesh that its collectives run over.
         model: Prices.
-        work_of: Tells the work of one op.
     """
     fusion = fuse(body, model.compiler)
     collectives = [_collective(body, op, mesh, model) for op in body.ops if op.collective]
-    inner = {
-        op.index: body_cost(op.body, mesh, model, work_of) for op in body.ops if op.body is not None
-    }
-    works = {op.index: work_of(body, op, fusion) for op in body.ops if _computes(op)}
+    inner = {op.index: body_cost(op.body, mesh, model) for op in body.ops if op.body is not None}
+    works = {op.index: whole_work(body, op, fusion) for op in body.ops if _computes(op)}
     products = {
-        op.index: works[op.index].flops[0] * op.trips for op in body.ops if _is_product(op, works)
+        index: work.flops[0] * body.ops[index].trips
+        for index, work in works.items()
+        if is_product(body.ops[index].name, work.matmul, 0)
     }
     left_out = uncounted(body, _weights(body, products, collectives))
     counted = [op for op in body.ops if (op.parent, op.region) not in left_out]
@@ -119,19 +114,6 @@ def body_cost(body: Graph, mesh: MeshShape, model: CostModel, work_of: WorkOf) -
 
 def _computes(op: Op) -> bool:
     return not (op.name in REGION_OPS or op.is_alias or op.collective or op.body)
-
-
-def _is_product(op: Op, works: dict[int, Work]) -> bool:
-    """Whether XLA runs an op as a product; see ``interpret``."""
-    if op.name in ("stablehlo.convolution", RAGGED_DOT):
-        return True
-    if op.name != "stablehlo.dot_general":
-        return False
-    sizes = works[op.index].matmul
-    if sizes is None:
-        return True
-    _, rows, columns, summed = sizes[0].tolist()
-    return bool(summed > 1 and (rows > 1 or columns > 1))
 
 
 def _collective(body: Graph, op: Op, mesh: MeshShape, model: CostModel) -> BodyCollective:

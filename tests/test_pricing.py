@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from autoshard.pricing import Priced, matmul_sizes, partial_bytes, price, total_seconds, work_of
+from autoshard.pricing import Priced, price, total_seconds
 from autoshard.problem import FORBIDDEN, evaluate, validate_problem
 from autoshard.reshard import layouts
 from autoshard.strategies import Enumerator
+from autoshard.work import matmul_sizes, partial_bytes, work_of
 from tests.lowering import MESH, Simple, graph_of, shape_of
 from tests.zoo import PROGRAMS
 

@@ -11,11 +11,11 @@ from jax.lax import RaggedDotDimensionNumbers
 
 from autoshard.extract import extract
 from autoshard.graph import Graph, Op
-from autoshard.pricing import matmul_sizes
 from autoshard.program import normalize
 from autoshard.reshard import layouts
 from autoshard.shardings import Sharding
 from autoshard.strategies import Enumerator
+from autoshard.work import matmul_sizes
 from tests.lowering import MESH, boundaries, module_of
 
 ROWS, IN, OUT, GROUPS = 64, 16, 32, 8

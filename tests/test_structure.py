@@ -46,6 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memory",
         "fusion",
         "padding",
+        "work",
         "manual",
         "twins",
         "uneven",
