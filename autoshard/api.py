@@ -15,18 +15,7 @@ from jax.sharding import Mesh
 from autoshard.child import UnsupportedError
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError
-from autoshard.execute import (
-    Executable,
-    NotClosedError,
-    ResultTree,
-    Traced,
-    flatten,
-    is_tracing,
-    lower_with,
-    module_of,
-    named,
-    trace,
-)
+from autoshard.execute import Executable
 from autoshard.inside import can_constrain, constrained, meshes_of
 from autoshard.partition import PARTITIONERS, Partitioner, partition, warn_of_fallback
 from autoshard.pins import Pins
@@ -46,6 +35,17 @@ from autoshard.signature import (
 )
 from autoshard.solvers import Progress, Solver
 from autoshard.stablehlo import Program
+from autoshard.tracing import (
+    NotClosedError,
+    ResultTree,
+    Traced,
+    flatten,
+    is_tracing,
+    lower_with,
+    module_of,
+    named,
+    trace,
+)
 from autoshard.validate import Validation, validate
 
 MAX_AXES = 4

@@ -13,7 +13,7 @@ from autoshard import pins
 from autoshard.cost_models import COST_MODELS, default_cost_model
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InfeasibleError, InputError
-from autoshard.execute import Placement, Traced, lower_for_planning, module_of
+from autoshard.execute import Placement
 from autoshard.extract import extract
 from autoshard.plan import Plan
 from autoshard.planner import plan_module
@@ -27,6 +27,7 @@ from autoshard.shardings import (
 )
 from autoshard.signature import Leaf, ties
 from autoshard.solvers import Progress
+from autoshard.tracing import Traced, lower_for_planning, module_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,11 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from autoshard.errors import InputError
-from autoshard.execute import (
-    Executable,
-    Placement,
-    Traced,
-    lower_for_planning,
-    lower_with,
-    module_of,
-    named,
-    trace,
-)
+from autoshard.execute import Executable, Placement
 from autoshard.program import main_block, normalize, walk
 from autoshard.shardings import Sharding, replicated
 from autoshard.signature import Convention, Signature, call_key, split
+from autoshard.tracing import Traced, lower_for_planning, lower_with, module_of, named, trace
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 EXPLICIT = Mesh(MESH.devices, MESH.axis_names, axis_types=(AxisType.Explicit,) * 2)
