@@ -10,7 +10,7 @@ compilers ops run in program order and all-reduces stay apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.buffers import Kernel, Kernels, kernels
@@ -84,19 +84,17 @@ def footprint(graph: Graph, program: LocalProgram, compiler: Compiler) -> Footpr
         program: What one device runs.
         compiler: Which of XLA's compilers orders and fuses it.
     """
-    values = list(program.values)
+    values, main = list(program.values), program.main
     if compiler == "cpu":
-        values = _widened(values, program.main)
-    arguments = [values[v].nbytes for v in program.main.params]
+        values, main = _widened(program)
+    arguments = [values[v].nbytes for v in main.params]
     tied_results = {r for _, r in program.ties}
     run = _Run(values, compiler)
-    given = {program.main.params[a]: program.main.returned[r] for a, r in program.ties}
-    peak = run.block(program.main, given, donated=True)
+    given = {main.params[a]: main.returned[r] for a, r in program.ties}
+    peak = run.block(main, given, donated=True)
     base = sum(arguments)
-    results = sum(
-        values[v].nbytes for r, v in enumerate(program.main.returned) if r not in tied_results
-    )
-    names = _Names(graph, program, values, run.copies)
+    results = sum(values[v].nbytes for r, v in enumerate(main.returned) if r not in tied_results)
+    names = _Names(graph, main, values, run.copies)
     held = [(graph.argument_info[k].name, b) for k, b in enumerate(arguments)]
     held += [(names.of(v), b) for v, b in peak.held]
     merged: dict[str, int] = {}
@@ -125,13 +123,70 @@ def occupancy(program: LocalProgram, compiler: Compiler) -> Occupancy:
     return Occupancy(len(peak.timeline), buffers, frozenset(written))
 
 
-def _widened(values: Sequence[LocalValue], main: LocalBlock) -> list[LocalValue]:
-    """XLA:CPU computes half-precision floats in f32; arguments and results stay as they are."""
-    kept = {*main.params, *main.returned}
-    return [
-        replace(v, dtype="f32", nbytes=2 * v.nbytes) if v.dtype in _HALVES and k not in kept else v
-        for k, v in enumerate(values)
-    ]
+def _widened(program: LocalProgram) -> tuple[list[LocalValue], LocalBlock]:
+    """The program as XLA:CPU runs it, which computes half-precision floats in f32.
+
+    Arguments, results and what loops carry stay as they are: an argument is converted before it is
+    read, a result after it is made.
+    """
+    main, values = program.main, list(program.values)
+    maker = {v: op for op in main.ops for v in op.outputs}
+    halves = {v for v, value in enumerate(values) if value.dtype in _HALVES}
+    carried = set(_carried(main))
+    given_back = {v for v in main.returned if v in halves and v in maker and v not in carried}
+    kept = {*main.params, *carried}
+
+    def converted(value: int, dtype: str, nbytes: int, op: int) -> LocalOp:
+        values.append(replace(program.values[value], dtype=dtype, nbytes=nbytes))
+        return LocalOp("convert", (value,), (len(values) - 1,), op)
+
+    wide: dict[int, int] = {}
+    ops: list[LocalOp] = []
+    for op in main.ops:
+        for v in _read(op):
+            if v in halves and v in main.params and v not in wide:
+                ops.append(converted(v, "f32", 2 * values[v].nbytes, op.op))
+                wide[v] = ops[-1].outputs[0]
+        ops.append(_reading(op, wide))
+    narrow: dict[int, int] = {}
+    for v in dict.fromkeys(main.returned):
+        if v in given_back:
+            ops.append(converted(v, values[v].dtype, values[v].nbytes, maker[v].op))
+            narrow[v] = ops[-1].outputs[0]
+    for v in halves - kept:
+        values[v] = replace(values[v], dtype="f32", nbytes=2 * values[v].nbytes)
+    returned = tuple(narrow.get(v, v) for v in main.returned)
+    return values, LocalBlock(main.params, tuple(ops), returned)
+
+
+def _carried(block: LocalBlock) -> Iterator[int]:
+    """Values that loops carry, before, in and after the loops."""
+    for op in block.ops:
+        for inside in op.blocks:
+            if op.kind == "while":
+                yield from (*op.inputs[: len(op.outputs)], *op.outputs)
+                yield from (*inside.params, *inside.returned)
+            yield from _carried(inside)
+
+
+def _read(op: LocalOp) -> tuple[int, ...]:
+    """What an op reads; a loop does not read what it carries."""
+    return op.inputs[len(op.outputs) :] if op.kind == "while" else op.inputs
+
+
+def _reading(op: LocalOp, wide: Mapping[int, int]) -> LocalOp:
+    """The op with values replaced that it, or a block in it, reads."""
+    blocks = tuple(
+        LocalBlock(
+            block.params,
+            tuple(_reading(inner, wide) for inner in block.ops),
+            tuple(wide.get(v, v) for v in block.returned),
+        )
+        for block in op.blocks
+    )
+    read = _read(op)
+    start = op.inputs[: len(op.inputs) - len(read)]
+    return replace(op, inputs=(*start, *(wide.get(v, v) for v in read)), blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,13 +364,13 @@ class _Names:
     def __init__(
         self,
         graph: Graph,
-        program: LocalProgram,
+        main: LocalBlock,
         values: Sequence[LocalValue],
         makers: Mapping[int, Kernel],
     ) -> None:
         self.graph, self.values, self.makers = graph, values, makers
         self.results = {
-            v: graph.result_info[r].name for r, v in reversed([*enumerate(program.main.returned)])
+            v: graph.result_info[r].name for r, v in reversed([*enumerate(main.returned)])
         }
 
     def of(self, value: int) -> str:
