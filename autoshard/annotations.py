@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding
 
 from autoshard.errors import InputError
 from autoshard.execute import Placement
-from autoshard.plan import BoundaryPlan, Plan, spec
+from autoshard.plan import Plan, spec
+from autoshard.plan_parts import BoundaryPlan
 
 _WIDTH = 92
 _STEP = re.compile(r"\['([^']*)'\]|\[\"([^\"]*)\"\]|\[([^\]]*)\]|\.(\w+)")

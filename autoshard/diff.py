@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from autoshard.plan import BoundaryPlan, OpPlan, Plan, PlannedCollective, spec
+from autoshard.plan import Plan, spec
+from autoshard.plan_parts import BoundaryPlan, OpPlan, PlannedCollective
 from autoshard.plan_text import collective_text, nbytes, seconds
 from autoshard.shardings import Sharding
 
@@ -43,7 +44,7 @@ class Figure:
     """A predicted total in both plans.
 
     Attributes:
-        name: Field of :class:`~autoshard.plan.Predicted`.
+        name: Field of :class:`~autoshard.plan_parts.Predicted`.
         before: In the first plan.
         after: In the second plan.
     """

@@ -16,12 +16,12 @@ from autoshard.local import Decisions
 from autoshard.localize import localize
 from autoshard.memory import Footprint, footprint
 from autoshard.moves import Moves, moves_of, value_name
-from autoshard.plan import (
+from autoshard.plan import Plan
+from autoshard.plan_parts import (
     BoundaryPlan,
     MemoryHolder,
     MemoryPoint,
     OpPlan,
-    Plan,
     PlannedCollective,
     Predicted,
     SolverReport,

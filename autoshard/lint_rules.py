@@ -9,7 +9,8 @@ import numpy as np
 from autoshard.cost_models.protocol import MeshAxis
 from autoshard.errors import InfeasibleError
 from autoshard.finding import SOLVES, WORTH, Finding
-from autoshard.plan import Plan, PlannedCollective, spec
+from autoshard.plan import Plan, spec
+from autoshard.plan_parts import PlannedCollective
 from autoshard.plan_text import nbytes, seconds
 from autoshard.question import Question
 from autoshard.remedy import without

@@ -109,7 +109,7 @@ class LocalProgram:
 
 
 class Decided(Protocol):
-    """What a plan says of one op; see :class:`autoshard.plan.OpPlan`."""
+    """What a plan says of one op; see :class:`autoshard.plan_parts.OpPlan`."""
 
     @property
     def operands(self) -> tuple[Sharding, ...]:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from jax.extend.mlir import ir
 
 from autoshard.errors import InputError
-from autoshard.plan import BoundaryPlan, Plan
+from autoshard.plan import Plan
+from autoshard.plan_parts import BoundaryPlan
 from autoshard.program import main_block
 from autoshard.rewrite import mesh_symbol, rewrite, sharding_text
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autoshard.branches import Block
 from autoshard.cost_models.protocol import CollectiveKind
 from autoshard.graph import Graph
-from autoshard.plan import OpPlan, PlannedCollective, ReshardPlan
+from autoshard.plan_parts import OpPlan, PlannedCollective, ReshardPlan
 from autoshard.reads import Read, reads
 from autoshard.reshard import Resharder, Step, sent_bytes
 from autoshard.shardings import MeshShape, Sharding

@@ -18,7 +18,8 @@ from jax.extend.mlir import ir
 from autoshard.child import ask
 from autoshard.errors import FallbackWarning
 from autoshard.global_to_local import Reduction
-from autoshard.plan import OpPlan, Plan
+from autoshard.plan import Plan
+from autoshard.plan_parts import OpPlan
 from autoshard.program import main_block, terminator
 from autoshard.rewrite import mesh_symbol
 from autoshard.shardings import Sharding

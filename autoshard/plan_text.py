@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from autoshard.shardings import Sharding, to_partition_spec
 
 if TYPE_CHECKING:
-    from autoshard.plan import BoundaryPlan, Plan, PlannedCollective
+    from autoshard.plan import Plan
+    from autoshard.plan_parts import BoundaryPlan, PlannedCollective
     from autoshard.uneven import Uneven
 
 _ROWS = 40

@@ -21,7 +21,8 @@ from autoshard.graph import Graph
 from autoshard.interpret import interpret
 from autoshard.memory import Footprint
 from autoshard.origin import Origin
-from autoshard.plan import Means, Plan, SolverReport
+from autoshard.plan import Means, Plan
+from autoshard.plan_parts import SolverReport
 from autoshard.pricing import Priced, price, total_seconds
 from autoshard.program import Boundary, normalize
 from autoshard.shardings import MeshShape

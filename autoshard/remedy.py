@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from autoshard.diff import Change, diff
 from autoshard.errors import InfeasibleError
 from autoshard.graph import Graph
-from autoshard.plan import Plan, PlannedCollective, ReshardPlan
+from autoshard.plan import Plan
+from autoshard.plan_parts import PlannedCollective, ReshardPlan
 from autoshard.program import MANUAL
 from autoshard.replan import Mask, Replanner
 from autoshard.reshard import layouts

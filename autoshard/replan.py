@@ -19,7 +19,8 @@ from autoshard.extract import extract
 from autoshard.graph import Graph
 from autoshard.interpret import interpret
 from autoshard.origin import pack
-from autoshard.plan import Means, OpPlan, Plan
+from autoshard.plan import Means, Plan
+from autoshard.plan_parts import OpPlan
 from autoshard.planner import decide
 from autoshard.pricing import Node, Priced, price, total_seconds
 from autoshard.problem import FORBIDDEN, evaluate

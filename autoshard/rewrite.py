@@ -18,7 +18,8 @@ from autoshard.errors import PlanMismatchError
 from autoshard.extract import add_rules, read_rule
 from autoshard.grouped import is_grouped, regroup
 from autoshard.piecewise import run_piecewise
-from autoshard.plan import OpPlan, Plan
+from autoshard.plan import Plan
+from autoshard.plan_parts import OpPlan
 from autoshard.program import (
     MATERIALS,
     REGION_OPS,

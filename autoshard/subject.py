@@ -12,7 +12,8 @@ from autoshard.cost_models.compiled import Collective, CompiledProgram
 from autoshard.errors import UnknownNameError
 from autoshard.graph import Graph
 from autoshard.moves import value_name
-from autoshard.plan import OpPlan, Plan, PlannedCollective
+from autoshard.plan import Plan
+from autoshard.plan_parts import OpPlan, PlannedCollective
 from autoshard.plan_text import collective_text, nbytes
 from autoshard.validate import pair_collectives
 

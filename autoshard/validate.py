@@ -26,7 +26,8 @@ from autoshard.cost_models.compiled import Collective, CompiledProgram, read_com
 from autoshard.cost_models.protocol import wire_bytes
 from autoshard.execute import Executable
 from autoshard.kinds import PRODUCTS
-from autoshard.plan import Plan, PlannedCollective
+from autoshard.plan import Plan
+from autoshard.plan_parts import PlannedCollective
 from autoshard.plan_text import nbytes, seconds
 from autoshard.signature import ties
 

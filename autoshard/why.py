@@ -11,7 +11,8 @@ from autoshard.cost_models.protocol import wire_bytes
 from autoshard.execute import Executable
 from autoshard.graph import Graph
 from autoshard.moves import value_name
-from autoshard.plan import OpPlan, Plan, PlannedCollective, spec
+from autoshard.plan import Plan, spec
+from autoshard.plan_parts import OpPlan, PlannedCollective
 from autoshard.plan_text import collective_text, nbytes, seconds
 from autoshard.remedy import REDUCTIONS, Remedy, is_written, move_of, without
 from autoshard.replan import Replanner

@@ -58,6 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "annotations",
         "origin",
         "plan",
+        "plan_parts",
         "plan_text",
         "piecewise",
         "rewrite",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autoshard import autoshard
 from autoshard.cost_models.compiled import Collective
-from autoshard.plan import PlannedCollective
+from autoshard.plan_parts import PlannedCollective
 from autoshard.validate import captured_stderr, match_collectives, relative_error
 from tests.lowering import mesh_of
 from tests.zoo import PROGRAMS

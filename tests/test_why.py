@@ -19,7 +19,7 @@ from autoshard.cost_models.compiled import read_compiled
 from autoshard.errors import UnknownNameError, UnknownOpWarning
 from autoshard.experiments.workloads import make
 from autoshard.interpret import interpret
-from autoshard.plan import PlannedCollective
+from autoshard.plan_parts import PlannedCollective
 from autoshard.plan_text import collective_text
 from autoshard.problem import evaluate
 from autoshard.replan import Replanner

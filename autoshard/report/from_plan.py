@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 
 from autoshard.cost_models.protocol import wire_bytes
-from autoshard.plan import Plan, PlannedCollective, ReshardPlan
+from autoshard.plan import Plan
+from autoshard.plan_parts import PlannedCollective, ReshardPlan
 from autoshard.report.data import COLUMNS, ReportData
 from autoshard.shardings import Sharding
 
