@@ -208,7 +208,7 @@ class _Fuser:
                 yield op
                 continue
             shape = tuple(-(-n // WINDOW) if d in op.dims else n for d, n in enumerate(here.shape))
-            if all(here.shape[d] <= WINDOW for d in op.dims):
+            if not here.nbytes or all(here.shape[d] <= WINDOW for d in op.dims):
                 yield op
                 continue
             first = self._like(op.inputs[0])

@@ -27,6 +27,7 @@ from autoshard.terminal import (
     cpu_mesh,
     print_json,
     progress,
+    warnings_as_sentences,
 )
 from autoshard.typed import parse_mesh
 
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        with warnings_as_sentences():
+            return run(options)
     except AutoshardError as error:
         print(error, file=sys.stderr)
         return EXIT_USER_ERROR

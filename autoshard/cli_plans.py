@@ -7,12 +7,15 @@ nothing is run on them. Questions are answered from the plan's file alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InputError
 from autoshard.terminal import check_folder, cpu_mesh, print_json, progress
 from autoshard.typed import (
+    check_call,
     example,
     load_object,
     named_pin,
@@ -110,13 +113,14 @@ def _plan(options: argparse.Namespace) -> int:
 
     from autoshard.api import Sharded, autoshard
 
-    function, args, kwargs = _called(options.function, options.example)
-    if isinstance(function, Sharded):
-        raise InputError(
-            f"{options.function} is sharded already",
-            fix="name the plain function, or ask its own .plan(...)",
-        )
-    with progress(f"planning {options.function}") as say:
+    # What the caller's own code prints is no part of the result.
+    with contextlib.redirect_stdout(sys.stderr), progress(f"planning {options.function}") as say:
+        function, args, kwargs = _called(options.function, options.example)
+        if isinstance(function, Sharded):
+            raise InputError(
+                f"{options.function} is sharded already",
+                fix="name the plain function, or ask its own .plan(...)",
+            )
         results = {name: pin for name, pin in pins.items() if name.startswith("result")}
         sharded = autoshard(
             function,
@@ -159,7 +163,9 @@ def _called(function: str, given: str | None) -> tuple[Any, tuple[Any, ...], dic
         raise InputError(
             f"the arguments of {function} are not known", fix="name them with --example MODULE:ARGS"
         )
-    return found, *example(load_object(given), given)
+    args, kwargs = example(load_object(given), given)
+    check_call(found, function, args, kwargs, given)
+    return found, args, kwargs
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -114,7 +114,11 @@ def replicated(
     plan = replanner.plan
     if plan.mesh.devices == 1:
         return
-    held = [(size, subject) for size, subject in _whole(replanner) if size >= max(1, large_bytes)]
+    held = [
+        (size, subject)
+        for size, subject in _whole(replanner)
+        if size >= large_bytes and replanner.graph.values[subject.value].shape
+    ]
     held.sort(key=lambda row: -row[0])
     for number, (size, subject) in enumerate(held):
         tensor = replanner.graph.values[subject.value]

@@ -381,6 +381,11 @@ class Plan:
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_number)
+        except FileNotFoundError as err:
+            raise InputError(
+                f"there is no file {path}",
+                fix="check the path; Plan.save and autoshard plan --save write plans",
+            ) from err
         except (OSError, ValueError, RecursionError) as err:
             raise InputError(
                 f"cannot read a plan: {err}", at=str(path), fix="use a file that Plan.save wrote"

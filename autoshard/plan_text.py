@@ -26,7 +26,8 @@ def plan_text(plan: Plan) -> str:
         + (f", starting the call {seconds(p.dispatch_s)}" if p.dispatch_s else ""),
         f"  predicted peak {nbytes(p.peak_bytes)} per device"
         + (f" of {nbytes(plan.memory_limit)}" if plan.memory_limit is not None else "")
-        + f"; {nbytes(p.collective_bytes)} sent in {len(plan.collectives)} collectives; "
+        + f"; {nbytes(p.collective_bytes)} sent in {len(plan.collectives)} "
+        f"collective{'' if len(plan.collectives) == 1 else 's'}; "
         f"{p.flops / 1e9:.3f} GFLOP in products",
         f"  solver {s.solver}: {gap}; {s.nodes} decisions, {s.edges} edges, {s.seconds:.2f} s "
         f"(planning {plan.planning_s:.2f} s)",

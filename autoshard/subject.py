@@ -146,7 +146,9 @@ def _unknown(plan: Plan, name: str) -> UnknownNameError:
         *(b.name for b in (*plan.arguments, *plan.results)),
         *dict.fromkeys(op.source for op in plan.ops if op.source),
     ]
-    near = difflib.get_close_matches(name, known, 3, 0.4) or known[:3]
+    made = [f"{op.name.rpartition('.')[2]} #{op.index}" for op in plan.ops if op.results]
+    kinds = [op for op in made if op.partition(" ")[0] == name.partition(" ")[0]]
+    near = kinds[:3] or difflib.get_close_matches(name, known, 3, 0.4) or known[:3]
     return UnknownNameError(
         f"nothing that the plan decides about is called {name!r}",
         fix=f"did you mean {' or '.join(near)}? An op is named as in 'dot_general #12', "

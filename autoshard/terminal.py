@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,6 +57,26 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(what) as status:
         yield lambda stage: status.update(f"{what}: {stage}")
+
+
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Print warnings that autoshard raises itself without the line of autoshard that did."""
+    usual, inside = warnings.formatwarning, str(Path(__file__).parent)
+
+    def told(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        line: str | None = None,
+    ) -> str:  # fmt: skip
+        if filename.startswith(inside):
+            return f"{category.__name__}: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = told
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def print_json(value: object) -> None:

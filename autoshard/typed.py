@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import math
 import re
 import sys
@@ -133,6 +134,30 @@ def example(value: Any, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
             )
         return (), dict(value)
     return (tuple(value) if isinstance(value, tuple | list) else (value,)), {}
+
+
+def check_call(
+    function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: str
+) -> None:
+    """Refuse an example that is no call of the function, before anything is traced.
+
+    Raises:
+        InputError: An argument is missing, or one too many or of another name.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # no Python function: it says itself what it takes
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        told = [f"{len(args)} by position"] if args or not kwargs else []
+        told += [f"{', '.join(kwargs)} by keyword"] if kwargs else []
+        raise InputError(
+            f"{given} gives {' and '.join(told)}, which is no call of {name}{signature}: {error}",
+            at=f"--example {given}",
+            fix="name a tuple with one entry per argument, or a dictionary by their names",
+        ) from error
 
 
 def positions(text: str | None) -> tuple[int, ...] | None:

@@ -187,7 +187,7 @@ def test_lint_and_specs_speak_of_the_plan(saved: Path, capsys: pytest.CaptureFix
              "--save", "no/such/folder/p.json"],
             "there is no folder",
         ),
-        (["explain", "none.json", "x"], "cannot read a plan"),
+        (["explain", "none.json", "x"], "there is no file"),
         (["explain", "{p}", "nope"], "nothing that the plan decides about"),
         (["explain", "{p}", "batch['x']", "--pin", "da-ta"], "cannot read the sharding"),
         (["explain", "{p}", "batch['x']", "--alternatives", "-1"], "cannot be priced"),
@@ -245,3 +245,59 @@ def test_an_object_is_loaded_once(folder: Path) -> None:
     module = folder / "shell_program.py"
     assert load_object(f"{module}:example") is load_object(f"{module}:example")
     assert load_object("os.path:join.__name__") == "join"
+
+
+def test_what_a_program_prints_is_not_among_the_json(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = folder / "shell_chatty.py"
+    module.write_text(
+        PROGRAM + "\nprint('loading')\ndef told(x):\n    print('tracing')\n    return x\n"
+    )
+    words = ["plan", f"{module}:told", "--example", f"{module}:alone", "--mesh", "data=4,model=2"]
+    assert main([*words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["kind"] == "autoshard plan"
+    assert "loading" in err
+    assert "tracing" in err
+
+
+def test_an_example_that_is_no_call_of_the_function_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = folder / "shell_program.py"
+    words = ["plan", f"{module}:train_step", "--example", f"{module}:alone", "--mesh", "data=8"]
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "gives 1 by position, which is no call of" in told
+    assert "(params, batch): missing a required argument: 'batch'" in told
+
+
+def test_a_kind_without_its_number_is_answered_with_ops_of_it(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(saved), "dot_general"]) == 2
+    assert "did you mean dot_general #" in capsys.readouterr().err
+
+
+def test_a_plan_that_is_not_there_is_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lint", str(tmp_path / "gone.json")]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_a_warning_is_told_without_a_line_of_the_planner(folder: Path) -> None:
+    module = folder / "elsewhere.mlir"
+    module.write_text(
+        'module { sdy.mesh @mesh = <["a"=4]>\n'
+        'func.func public @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}]>})'
+        " -> tensor<8xf32> { return %x : tensor<8xf32> } }"
+    )
+    words = ["plan", str(module), "--mesh", "data=8"]
+    done = subprocess.run(
+        [sys.executable, "-m", "autoshard", *words], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "UserWarning: " in done.stderr
+    assert ".py:" not in done.stderr

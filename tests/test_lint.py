@@ -136,6 +136,16 @@ def test_what_no_axis_divides_is_told_with_its_way_out() -> None:
     assert "pad" in told.fix
 
 
+def test_a_number_is_nothing_to_split() -> None:
+    def scaled(table: Any, by: Any) -> Any:
+        return table * by
+
+    args = S((4096, 64), jnp.float32), S((), jnp.float32)
+    plan = autoshard(scaled, mesh_of(4, 2), cost_model="v5e").plan(*args)
+    told = plan.lint(large_bytes=1).findings
+    assert "by" not in [finding.place for finding in told]
+
+
 def test_an_idle_axis_is_named() -> None:
     plan = autoshard(jnp.tanh, mesh_of(4, 2), cost_model="v5e", in_shardings=P("a")).plan(
         S((4, 1), jnp.float32)

@@ -233,3 +233,8 @@ def test_predicted_peaks_are_near_those_of_compiled_programs(name: str) -> None:
     print(f"{name}: {predicted} predicted, {compiled} compiled")
     assert abs(predicted / compiled - 1) < 0.1
     assert limit is None or compiled < 1.15 * limit
+
+
+def test_reducing_an_array_without_elements_takes_no_memory_of_its_own() -> None:
+    nothing = np.ones((0, 64), np.float32)
+    assert held(lambda x: x.sum(), nothing).peak_bytes <= 8
