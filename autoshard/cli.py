@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("--mesh", default="data=4,model=2", help="default: data=4,model=2")
     validate.add_argument("--size", default="tiny", help="size of the workload (default: tiny)")
     validate.add_argument(
-        "--partitioner", choices=["xla"], default="xla", help="who splits the program"
+        "--partitioner", choices=["xla", "shardy"], default="xla", help="who splits the program"
     )
     validate.add_argument("--no-measure", action="store_true", help="compile only; run nothing")
     validate.add_argument("--report", type=Path, metavar="FILE", help="also write an HTML page")
@@ -251,7 +251,9 @@ def _validate(options: argparse.Namespace) -> int:
     mesh = cpu_mesh(parse_mesh(options.mesh))  # first: making a workload may start JAX
     workload = make(options.workload, options.size)
     with progress(f"{workload.name}, {workload.size}") as say:
-        compared = compare(workload, mesh, run=not options.no_measure, say=say)
+        compared = compare(
+            workload, mesh, run=not options.no_measure, partitioner=options.partitioner, say=say
+        )
     if options.report is not None:
         write_page(options.report, compared)
     if options.json:

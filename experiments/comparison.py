@@ -21,6 +21,7 @@ from autoshard.experiments.arrays import PyTree
 from autoshard.experiments.experts import Expert
 from autoshard.experiments.timing import Stepper, Timing, interleaved
 from autoshard.experiments.workloads import Workload
+from autoshard.partition import Partitioner
 from autoshard.validate import Figures, Validation, validate
 
 OWN = "autoshard"
@@ -83,6 +84,8 @@ class Comparison:
             "size": self.workload.size,
             "mesh": dict(zip(self.plan.mesh.names, self.plan.mesh.sizes, strict=True)),
             **self.own.to_json(),
+            "partitioner": v.partitioner,
+            "fallback_reason": v.fallback_reason,
             "max_relative_error": v.max_relative_error,
             "unnamed_collectives": list(v.unnamed_collectives),
             "absent_collectives": list(v.absent_collectives),
@@ -112,15 +115,30 @@ class Program:
     call: Callable[..., Any]
 
 
-def planned(workload: Workload, mesh: Mesh, arguments: Sequence[Any]) -> tuple[Program, Validation]:
+def planned(
+    workload: Workload,
+    mesh: Mesh,
+    arguments: Sequence[Any],
+    *,
+    partitioner: Partitioner = "xla",
+    plan: Plan | None = None,
+) -> tuple[Program, Validation]:
     """The workload as :func:`autoshard.autoshard` runs it, and what became of its plan.
 
     Args:
         workload: What to run.
         mesh: Where.
         arguments: Concrete arguments to check values with; abstract ones to compile only.
+        partitioner: Who writes the program of one device.
+        plan: A plan to use instead of searching for one.
     """
-    step = autoshard(workload.fn, mesh, donate_argnums=workload.donate_argnums)
+    step = autoshard(
+        workload.fn,
+        mesh,
+        donate_argnums=workload.donate_argnums,
+        plan=plan,
+        partitioner=partitioner,
+    )
     plan = step.plan(*arguments)
     leaves = jax.tree.leaves(tuple(arguments))
     abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
@@ -194,6 +212,7 @@ def compare(
     mesh: Mesh,
     *,
     run: bool = True,
+    partitioner: Partitioner = "xla",
     repeats: int = 20,
     budget_s: float = 60.0,
     seed: int = 0,
@@ -205,13 +224,15 @@ def compare(
         workload: What to run.
         mesh: Where; its axes are of the kind ``Auto``.
         run: Whether to run anything; otherwise values are not checked and the clock is left out.
+        partitioner: Who writes the program of one device for the workload's own plan.
         repeats: Rounds of timing at most.
         budget_s: Time for the timing [s].
         seed: Of the arguments and of the order of timing.
         say: Called with what is going on.
     """
     say("planning and compiling")
-    own, validation = planned(workload, mesh, workload.init(seed) if run else workload.args)
+    arguments = workload.init(seed) if run else workload.args
+    own, validation = planned(workload, mesh, arguments, partitioner=partitioner)
     programs = {OWN: own}
     for name, expert in workload.experts.items():
         say(f"compiling the hand-made plan {name}")

@@ -8,7 +8,6 @@ of a workload are timed in turn, round by round.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import platform
 import time
@@ -16,21 +15,19 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from autoshard import FallbackWarning, Validation, autoshard
+from autoshard import FallbackWarning, Plan, Validation
 from autoshard.errors import InputError, UnknownOpWarning
-from autoshard.experiments.comparison import Program, measure
+from autoshard.experiments.comparison import Program, measure, planned
 from autoshard.experiments.timing import Interval, Timing, ratio
 from autoshard.experiments.workloads import WORKLOADS, Workload, make
+from autoshard.partition import PARTITIONERS
 from autoshard.plan_text import nbytes
-from autoshard.validate import validate
 
-PARTITIONERS = ("xla", "shardy")
 SIZES = (4, 2)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "partitioners.md"
 
@@ -74,25 +71,13 @@ def compare(workload: Workload, mesh: Mesh, *, repeats: int = 20, budget_s: floa
 
 def _compare(workload: Workload, mesh: Mesh, repeats: int, budget_s: float) -> Row:
     arguments = workload.init(0)
-    plan, programs, validations = None, {}, []
+    plan: Plan | None = None
+    programs: dict[str, Program] = {}
+    validations = []
     for name in PARTITIONERS:
-        step = autoshard(
-            workload.fn,
-            mesh,
-            donate_argnums=workload.donate_argnums,
-            plan=plan,
-            partitioner="shardy" if name == "shardy" else "xla",
-        )
-        plan = step.plan(*arguments)
-        # Compiled inside, where XLA's log is read; later calls of the step find it compiled.
-        compile_ = functools.partial(step.compile, *arguments)
-        validations.append(validate(plan, compile_, jax.tree.leaves(arguments), repeats=0))
-
-        def place(*values: Any, plan: Any = plan) -> Sequence[Any]:
-            placed = plan.place(*values)
-            return placed if len(values) > 1 else (placed,)
-
-        programs[name] = Program(plan, compile_().compiled, place, step)
+        program, validation = planned(workload, mesh, arguments, partitioner=name, plan=plan)
+        plan, programs[name] = program.plan, program
+        validations.append(validation)
     timings = measure(workload, programs, repeats=repeats, budget_s=budget_s)
     ours, theirs = timings["shardy"], timings["xla"]
     return Row(workload.name, tuple(validations), (theirs, ours), ratio(ours, theirs))

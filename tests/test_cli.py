@@ -149,6 +149,16 @@ def test_validate_prints_predicted_compiled_and_measured_as_json_alone(
     assert "Against hand-made plans" in page.read_text(encoding="utf-8")
 
 
+def test_validate_has_the_program_split_by_whom_one_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["validate", "mlp", "--mesh", "x=2", "--no-measure", "--json"]
+    for partitioner in ("xla", "shardy"):
+        assert main([*words, "--partitioner", partitioner]) == 0
+        answer = printed_json(capsys)
+        assert (answer["partitioner"], answer["fallback_reason"]) == (partitioner, "")
+
+
 def test_validate_without_a_clock_compiles_only_and_prints_a_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
