@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any, overload
 
@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from autoshard.child import UnsupportedError
 from autoshard.cost_models.protocol import CostModel
-from autoshard.errors import InputError
+from autoshard.errors import InfeasibleError, InputError, warn_of_memory
 from autoshard.execute import Executable
 from autoshard.inside import can_constrain, constrained, meshes_of
 from autoshard.partition import PARTITIONERS, Partitioner, partition, warn_of_fallback
@@ -50,6 +50,10 @@ from autoshard.validate import Validation, validate
 
 MAX_AXES = 4
 """Mesh axes up to which the planner enumerates every sharding."""
+
+
+MAX_LEANER = 3
+"""Leaner plans that are compiled at most where a program needs more memory than was predicted."""
 
 
 class Sharded:
@@ -274,10 +278,42 @@ class Sharded:
     def _executable(self, call: Call, key: Hashable) -> Executable:
         with self._lock:
             if key not in self._executables:
-                plan = self._plan(call, key)
-                lowered = Lowered.of(self._traced_for(call, key), plan, self.partitioner)
-                self._executables[key] = lowered.compile()
+                traced, plan = self._traced_for(call, key), self._plan(call, key)
+                executable = Lowered.of(traced, plan, self.partitioner).compile()
+                limit = self.options.memory_limit
+                if limit is not None and executable.peak_bytes > limit and self._given is None:
+                    plan, executable = self._leaner(traced, plan, executable)
+                self._plans[key], self._executables[key] = plan, executable
             return self._executables[key]
+
+    def _leaner(
+        self, traced: Traced, plan: Plan, executable: Executable
+    ) -> tuple[Plan, Executable]:
+        """A plan whose compiled program keeps the memory limit, where the one foreseen does not.
+
+        The limit is lowered by as much as the prediction fell short, a few times. If nothing keeps
+        the limit, the leanest program is taken, with a warning.
+        """
+        limit = self.options.memory_limit
+        assert limit is not None
+        goal, tried = limit, plan
+        needed = executable.peak_bytes
+        for _ in range(MAX_LEANER):
+            goal = min(goal - 1, limit * tried.predicted.peak_bytes // needed)
+            try:
+                leaner = search(traced, replace(self.options, memory_limit=goal))
+            except InfeasibleError:
+                break
+            spent_s = tried.planning_s + leaner.planning_s
+            tried = replace(leaner, memory_limit=limit, planning_s=spent_s)
+            compiled = Lowered.of(traced, tried, self.partitioner).compile()
+            needed = compiled.peak_bytes
+            if needed < executable.peak_bytes:
+                plan, executable = tried, compiled
+            if needed <= limit:
+                return plan, executable
+        warn_of_memory(traced.name, executable.peak_bytes, limit)
+        return plan, executable
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -420,7 +456,8 @@ def autoshard(
             such as ``"[0]['w1']"`` or ``"state.params['w1']"`` to them.
         out_shardings: The same for the result, with paths such as ``"[1]"`` or ``"result[1]"``.
         memory_limit: What one device may use at its peak [bytes]; by default the device's memory,
-            and no limit on CPU.
+            and no limit on CPU. Where a compiled program exceeds what is given here although its
+            plan does not, leaner plans are made; a warning says if none helps.
         cost_model: A cost model or the name of one; by default the one of the mesh's devices.
         solver: A solver or the name of one.
         time_limit_s: Time the solver may take [s].

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 
 class AutoshardError(Exception):
     """Something the caller can mend.
@@ -45,3 +47,13 @@ class UnknownOpWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """What was asked for could not be done, and another way was taken."""
+
+
+def warn_of_memory(name: str, needed_bytes: int, limit_bytes: int) -> None:
+    """Say that a compiled program needs more than the memory limit, against what was predicted."""
+    warnings.warn(
+        f"{name} was planned for {limit_bytes:,} bytes per device, but its compiled program needs "
+        f"{needed_bytes:,}, and no leaner plan was found",
+        FallbackWarning,
+        stacklevel=5,
+    )

@@ -232,6 +232,15 @@ class Executable:
         """What XLA says the program costs, as ``jax.stages.Compiled.cost_analysis``."""
         return self.compiled.cost_analysis()
 
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, results and temporaries together on one device [bytes]; 0 if XLA is silent."""
+        sizes = self.memory_analysis()
+        if sizes is None:
+            return 0
+        held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
+        return int(held + sizes.temp_size_in_bytes - sizes.alias_size_in_bytes)
+
     def memory_analysis(self) -> Any:
         """What XLA says the program occupies, as ``jax.stages.Compiled.memory_analysis``."""
         return self.compiled.memory_analysis()

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh
 
-from autoshard import autoshard
+from autoshard import FallbackWarning, autoshard
 from autoshard.buffers import Kernel
 from autoshard.cost_models.protocol import Compiler
 from autoshard.experiments.workloads import make
@@ -238,3 +238,34 @@ def test_predicted_peaks_are_near_those_of_compiled_programs(name: str) -> None:
 def test_reducing_an_array_without_elements_takes_no_memory_of_its_own() -> None:
     nothing = np.ones((0, 64), np.float32)
     assert held(lambda x: x.sum(), nothing).peak_bytes <= 8
+
+
+def squared(x: jax.Array) -> jax.Array:
+    return x @ x @ x
+
+
+# A model of TPUs does not know that XLA:CPU widens half precision.
+
+
+@pytest.mark.slow
+def test_a_plan_is_made_leaner_where_the_compiled_program_exceeds_the_limit() -> None:
+    args = [jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for a in loop_arguments()]
+    free = autoshard(scanned, mesh_of_eight(), cost_model="v5e")
+    predicted, needed = free.plan(*args).predicted.peak_bytes, free.compile(*args).peak_bytes
+    limit = (predicted + needed) // 2
+    assert predicted < limit < needed
+    step = autoshard(scanned, mesh_of_eight(), cost_model="v5e", memory_limit=limit)
+    assert step.compile(*args).peak_bytes <= limit
+    (plan,) = step.plans
+    assert plan.memory_limit == limit
+    assert plan.argument_shardings != free.plan(*args).argument_shardings
+
+
+def test_a_limit_that_only_the_compiled_program_exceeds_is_named() -> None:
+    x = jax.ShapeDtypeStruct((63, 63), jnp.bfloat16)
+    free = autoshard(squared, mesh_of_eight(), cost_model="v5e")
+    predicted, needed = free.plan(x).predicted.peak_bytes, free.compile(x).peak_bytes
+    assert predicted < needed
+    step = autoshard(squared, mesh_of_eight(), cost_model="v5e", memory_limit=predicted)
+    with pytest.warns(FallbackWarning, match=f"needs {needed:,}"):
+        step.compile(x)

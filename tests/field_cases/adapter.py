@@ -40,8 +40,9 @@ class Adapter:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
         if not traced:
+            executable = self.sharded.compile(*args, **kwargs)
             self.planned = self.sharded.plan(*args, **kwargs)
-            self.last = self.sharded.compile(*args, **kwargs), self.planned
+            self.last = executable, self.planned
         return self.sharded(*args, **kwargs)
 
     def info(self) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class Adapter:
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         devices: Any = np.array(topologies.get_topology_desc(topology, platform="tpu").devices)
         made = cls(fn, Mesh(devices.reshape(mesh_shape), tuple(axis_names)), options)
-        plan, executable = made.sharded.plan(*args), made.sharded.compile(*args)
+        executable, plan = made.sharded.compile(*args), made.sharded.plan(*args)
         return {
             "platform": devices.flat[0].platform,
             **_prediction(plan),
@@ -98,11 +99,4 @@ def _prediction(plan: Plan) -> dict[str, Any]:
 
 
 def _compiled(executable: Executable) -> dict[str, Any]:
-    memory = executable.memory_analysis()
-    return {
-        "hlo": executable.as_text(),
-        "measured_peak_bytes": memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes,
-    }
+    return {"hlo": executable.as_text(), "measured_peak_bytes": executable.peak_bytes}
