@@ -85,6 +85,7 @@ class Explanation:
             which ones to price).
         left_out: Further shardings that are possible and were not priced.
         others: What else the name could have meant.
+        asked: Whether the caller said which shardings to price: a cheaper one may be missing.
     """
 
     name: str
@@ -101,10 +102,11 @@ class Explanation:
     alternatives: tuple[Alternative, ...]
     left_out: int
     others: tuple[str, ...]
+    asked: bool = False
 
     @property
     def next_best(self) -> Alternative | None:
-        """The cheapest of the other shardings; None if there is none."""
+        """The cheapest of the other shardings, or of those asked for; None if there is none."""
         best = next(iter(self.alternatives), None)
         return None if best is None or best.step_s is None else best
 
@@ -171,6 +173,7 @@ def explain(
         alternatives=tuple(order),
         left_out=rest,
         others=subject.others,
+        asked=pins is not None,
     )
 
 
@@ -326,7 +329,7 @@ def explanation_text(e: Explanation) -> str:
     now = f"step {seconds(e.step_s)}, peak {nbytes(e.peak_bytes)}"
     lines.append(f"  {spec(e.sharding):<{width}}  {now}  (the plan)")
     for a in e.alternatives:
-        mark = "  (next best)" if a == e.next_best else ""
+        mark = f"  ({'cheapest of these' if e.asked else 'next best'})" if a == e.next_best else ""
         lines.append(f"  {spec(a.sharding):<{width}}  {priced_text(a, e.step_s)}{mark}")
     if e.left_out:
         lines.append(f"  … and {e.left_out} more that were not priced")

@@ -268,8 +268,18 @@ class Plan:
         return lint(Replanner.of(self), large_bytes=large_bytes, say=say)
 
     def diff(self, other: Plan) -> PlanDiff:
-        """What another plan does otherwise: shardings, predictions, collectives."""
+        """What another plan does otherwise: shardings, predictions, collectives.
+
+        Raises:
+            InputError: ``other`` is no plan.
+        """
         from autoshard.diff import diff
+
+        if not isinstance(other, Plan):
+            raise InputError(
+                f"a plan is compared with a {type(other).__name__}",
+                fix="pass the result of .plan(...), or autoshard.Plan.load(path)",
+            )
 
         return diff(self, other)
 

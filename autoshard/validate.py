@@ -91,6 +91,7 @@ class Validation:
         compile_s: Time XLA took [s].
         partitioner: Who wrote the program of one device.
         fallback_reason: Why that is XLA although Shardy was asked for; else empty.
+        memory_limit: What the plan was to fit into [bytes per device]; None without a limit.
     """
 
     predicted: Figures
@@ -106,6 +107,7 @@ class Validation:
     compile_s: float
     partitioner: str = "xla"
     fallback_reason: str = ""
+    memory_limit: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -122,6 +124,12 @@ class Validation:
             cells = [getattr(f, name) for f in (self.predicted, self.compiled, self.measured)]
             shown = "".join(f"{'-' if c is None else show(c):>14}" for c in cells)
             rows.append(f"{label:18}{shown}")
+        limit, peak = self.memory_limit, self.compiled.peak_bytes
+        if limit is not None and peak is not None and peak > limit:
+            rows.append(
+                f"compiled, it needs {nbytes(peak - limit)} more than the memory limit of "
+                f"{nbytes(limit)}: plan with a lower one"
+            )
         if self.fallback_reason:
             rows.append(f"partitioned by XLA, not Shardy: {self.fallback_reason}")
         elif self.partitioner != "xla":
@@ -192,6 +200,7 @@ def validate(
         compile_s=compile_s,
         partitioner=executable.partitioner,
         fallback_reason=executable.fallback_reason,
+        memory_limit=plan.memory_limit,
     )
 
 

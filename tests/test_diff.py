@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from autoshard import Plan, autoshard
+from autoshard.errors import InputError
 from tests.lowering import mesh_of
 from tests.training import BATCH, PARAMS, planned
 
@@ -108,3 +109,8 @@ def test_ops_are_matched_by_line_when_programs_differ() -> None:
     told = plans[0].diff(plans[1])
     assert not told.same_program
     assert [c.name for c in told.changes if c.kind == "op"] == ["sine #0"]
+
+
+def test_a_plan_is_compared_with_plans_alone(plan: Plan) -> None:
+    with pytest.raises(InputError, match=r"Plan\.load"):
+        plan.diff("plan.json")  # type: ignore[arg-type]

@@ -145,3 +145,12 @@ def test_arguments_are_not_consumed_although_donated() -> None:
     found = step.validate(*values, repeats=3)
     assert len(found.trials_s) == 3
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(values))
+
+
+def test_a_compiled_program_above_the_memory_limit_is_told() -> None:
+    x = np.ones((64, 64), np.float32)
+    held = autoshard(lambda x: jnp.tanh(x @ x), mesh_of(4, 2), memory_limit=2**20).validate(x)
+    assert held.memory_limit == 2**20
+    assert "memory limit" not in str(held)
+    over = replace(held, compiled=replace(held.compiled, peak_bytes=2**20 + 2048))
+    assert "needs 2 KiB more than the memory limit of 1 MiB" in str(over)
