@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import jax
+
 from autoshard.buffers import Kernel, Kernels, kernels
 from autoshard.cost_models.protocol import Compiler
 from autoshard.graph import Graph
@@ -20,6 +22,11 @@ from autoshard.local import LocalBlock, LocalOp, LocalProgram, LocalValue
 from autoshard.schedule import combined, fifo_order
 
 _HALVES = frozenset({"bf16", "f16"})
+
+_CONVERTS = jax.__version_info__ < (0, 11)
+"""Whether XLA:CPU multiplies widened copies of half-precision arguments.
+
+With jax 0.12 it multiplies many of them as they are."""
 
 SHOWN = 20
 """Holders at the fullest moment that are named."""
@@ -130,6 +137,12 @@ def _widened(program: LocalProgram) -> tuple[list[LocalValue], LocalBlock]:
     read, a result after it is made.
     """
     main, values = program.main, list(program.values)
+    if not _CONVERTS:
+        ends = {*main.params, *main.returned}
+        for v, value in enumerate(values):
+            if value.dtype in _HALVES and v not in ends:
+                values[v] = replace(value, dtype="f32", nbytes=2 * value.nbytes)
+        return values, main
     maker = {v: op for op in main.ops for v in op.outputs}
     halves = {v for v, value in enumerate(values) if value.dtype in _HALVES}
     carried = set(_carried(main))
