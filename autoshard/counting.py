@@ -97,7 +97,7 @@ def trip_count(loop: ir.Operation) -> int | None:
     if not isinstance(counter.owner, ir.Block):
         return None
     position = [a == counter for a in condition.arguments].index(True)
-    bound = _loop_invariant(loop, test.operands[1], condition)
+    bound = _loop_invariant(loop, _unconverted(test.operands[1]), condition)
     start = _constant(loop.operands[position])
     step_op = terminator(body).operands[position].owner
     if bound is None or start is None or isinstance(step_op, ir.Block):
@@ -111,12 +111,31 @@ def trip_count(loop: ir.Operation) -> int | None:
 
 
 def _loop_invariant(loop: ir.Operation, value: Value, condition: ir.Block) -> int | None:
-    """A constant, given inside the condition or carried unchanged through the loop."""
+    """A constant, seen by the condition or carried unchanged through the loop."""
     if not isinstance(value.owner, ir.Block):
-        return _constant(value)
+        return _product(value)
     for position, argument in enumerate(condition.arguments):
         if argument == value:
             body = loop.regions[1].blocks[0]
             if terminator(body).operands[position] == body.arguments[position]:
-                return _constant(loop.operands[position])
+                return _product(loop.operands[position])
     return None
+
+
+def _unconverted(value: Value) -> Value:
+    """The value before a conversion to its own type: Pallas counts the steps of a grid with one."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != "stablehlo.convert":
+        return value
+    return owner.operands[0] if owner.operands[0].type == value.type else value
+
+
+def _product(value: Value) -> int | None:
+    """A constant, or the product of constants as which Pallas writes the steps of a grid."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != "stablehlo.multiply":
+        return _constant(value)
+    left, right = (_product(operand) for operand in owner.operands)
+    if left is None or right is None or abs(left * right) >= 2**31:
+        return None  # it may wrap around
+    return left * right

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autoshard.cost_models.compiled import read_compiled
@@ -39,6 +40,25 @@ def test_trips_of_nested_loops_multiply() -> None:
     assert loops(graph) == [3, 6]
     (dot,) = (op for op in graph.ops if op.kind == "dot_general")
     assert dot.trips == 6
+
+
+def test_an_interpreted_kernel_runs_once_per_step_of_its_grid() -> None:
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = x[...] @ x[...].T
+
+    def fn(x: Any) -> Any:
+        return pallas.pallas_call(
+            kernel,
+            grid=(4, 2),
+            in_specs=[pallas.BlockSpec((4, 16), lambda i, j: (i, j))],
+            out_specs=pallas.BlockSpec((4, 4), lambda i, j: (i, j)),
+            out_shape=jax.ShapeDtypeStruct((16, 8), jnp.float32),
+            interpret=True,
+        )(x)
+
+    graph = graph_of(fn, X)
+    assert loops(graph) == [8]
+    assert not graph.unknown_trips
 
 
 @pytest.mark.parametrize("name", ["fori_dynamic", "while_until"])
