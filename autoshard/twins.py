@@ -4,7 +4,7 @@
 these early (``OptimizationBarrierExpander``) and then finds two ops on equal operands to be one, so
 what a block recomputes from values it still has is not recomputed, sharded or not; that of jaxlib
 0.12.0 does not. Between a loop and the loop of its gradient there is nothing to be found, and
-recomputation stays.
+recomputation stays; so does what is recomputed from a reduction that keeps its dimensions (a norm).
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ def twins_of(graph: Graph, plans: Mapping[int, Decided], sharding: Mapping[int, 
         other = graph.ops[graph.values[first.same].op]
         mine, theirs = plans.get(op.index), plans.get(other.index)
         if mine is None or theirs is None or not _is_decided_alike(mine, theirs):
+            continue
+        if 1 in first.shape:
+            # XLA moves the reshape of a dimension kept by a reduction past one of the two, by what
+            # else reads it, and then sees different operations.
             continue
         reads = zip(op.operands, other.operands, mine.operands, strict=True)
         if not all(

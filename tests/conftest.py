@@ -13,8 +13,9 @@ import pytest
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
-# Written by other people as programs for a runner of their own; tests/field_cases runs them.
-collect_ignore_glob = ["field_cases/cases/*"]
+# Programs of their own: tests/field_cases runs the first; the others made the data beside them with
+# libraries that are not installed here.
+collect_ignore_glob = ["field_cases/cases/*", "data/*"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

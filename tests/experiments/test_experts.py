@@ -37,6 +37,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "equinox_mixer": {"layers": 1},
     "haiku_lstm": {"layers": 1},
     "dlrm": {},
+    "resnet": {},
+    "conformer": {"layers": 1},
+    "diffusion_transformer": {"layers": 1},
 }
 CASES = [(name, expert) for name in WORKLOADS for expert in make(name).experts]
 

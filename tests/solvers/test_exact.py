@@ -140,9 +140,9 @@ def test_the_same_seed_gives_the_same_choices() -> None:
 
 def test_out_of_time_is_said_and_bounded() -> None:
     problem = dense(np.random.default_rng(1), nodes=60, states=12)
-    start = time.perf_counter()
+    start = time.process_time()  # other programs on the machine take none of it
     got = SOLVERS["exact"].solve(problem, time_limit_s=1.0)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert got.status is Status.FEASIBLE
     assert 0 < got.gap < 1
     assert 0 < got.lower_bound < got.cost
