@@ -25,7 +25,12 @@ QUICK = {("mlp", (2, 2, 2)), ("llama", (4, 2)), ("llama_decode", (4, 2))}
 def validated(name: str, sizes: tuple[int, ...]) -> tuple[Validation, float]:
     """The comparison, and the tolerance of the values by the widest type of the result."""
     workload = make(name, **OPTIONS.get(name, {}))
-    step = autoshard(workload.fn, mesh_of(*sizes), donate_argnums=workload.donate_argnums)
+    step = autoshard(
+        workload.fn,
+        mesh_of(*sizes),
+        donate_argnums=workload.donate_argnums,
+        time_limit_s=10.0,  # any plan has to be what runs, proved optimal or not
+    )
     arguments = workload.init(0)
     result = jax.eval_shape(workload.fn, *arguments)
     types = {leaf.dtype.name for leaf in jax.tree.leaves(result)}

@@ -61,6 +61,7 @@ def test_a_workload_communicates_exactly_as_planned(name: str) -> None:
         workload.fn,
         mesh_of(4, 2),
         donate_argnums=workload.donate_argnums,
+        time_limit_s=10.0,  # any plan has to be what runs, proved optimal or not
         partitioner="shardy",
     )
     assert_as_planned(step.validate(*arguments, repeats=1), tolerance)
