@@ -6,12 +6,33 @@ an upper bound that a call can reach.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from autoshard.graph import Graph
 
 Block = tuple[int, int]
 """An op and which of its regions; (-1, 0) is the program's outermost block."""
+
+
+def weigh(
+    graph: Graph, flops: Mapping[int, float], sent: Iterable[tuple[Block, float]]
+) -> dict[Block, tuple[float, float]]:
+    """(FLOP, bytes sent) of each block, without the blocks inside it.
+
+    Args:
+        graph: The program.
+        flops: Per op that counts, what all its executions in one call compute [FLOP].
+        sent: Per collective, its block and what all its executions send [bytes].
+    """
+    weights: dict[Block, tuple[float, float]] = {}
+    for index, amount in flops.items():
+        block = graph.ops[index].parent, graph.ops[index].region
+        computed, moved = weights.get(block, (0.0, 0.0))
+        weights[block] = computed + amount, moved
+    for block, amount in sent:
+        computed, moved = weights.get(block, (0.0, 0.0))
+        weights[block] = computed, moved + amount
+    return weights
 
 
 def uncounted(graph: Graph, weights: Mapping[Block, tuple[float, float]]) -> frozenset[Block]:

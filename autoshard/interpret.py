@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoshard.branches import Block, uncounted
+from autoshard.branches import Block, uncounted, weigh
 from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, wire_bytes
 from autoshard.graph import Graph, Op
 from autoshard.local import Decisions
@@ -65,7 +65,8 @@ def interpret(
         *_written(graph, priced),
         *moves.collectives,
     ]
-    left_out = uncounted(graph, _weights(graph, products, placed))
+    sent = ((b, wire_bytes(c.kind, c.nbytes, c.devices) * c.trips) for b, c in placed)
+    left_out = uncounted(graph, weigh(graph, products, sent))
     collectives = tuple(replace(c, trips=0) if b in left_out else c for b, c in placed)
     counted = [
         op for op in run if (graph.ops[op.index].parent, graph.ops[op.index].region) not in left_out
@@ -160,23 +161,6 @@ def _is_product(
     strategies = None if number is None else priced.nodes[number].strategies
     sizes = None if strategies is None else matmul_sizes(op, strategies, mesh)
     return is_product(op.name, sizes, 0 if number is None else choices[number])
-
-
-def _weights(
-    graph: Graph,
-    products: dict[int, float],
-    collectives: Sequence[tuple[Block, PlannedCollective]],
-) -> dict[Block, tuple[float, float]]:
-    """(FLOP, bytes sent) of each block of the program."""
-    weights: dict[Block, tuple[float, float]] = {}
-    for index, amount in products.items():
-        block = graph.ops[index].parent, graph.ops[index].region
-        flops, sent = weights.get(block, (0.0, 0.0))
-        weights[block] = flops + amount, sent
-    for block, c in collectives:
-        flops, sent = weights.get(block, (0.0, 0.0))
-        weights[block] = flops, sent + wire_bytes(c.kind, c.nbytes, c.devices) * c.trips
-    return weights
 
 
 def _value_shardings(

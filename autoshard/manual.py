@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.branches import Block, uncounted
+from autoshard.branches import Block, uncounted, weigh
 from autoshard.cost_models.protocol import CostModel, MeshAxis, wire_bytes
 from autoshard.fusion import fuse
 from autoshard.graph import Graph, Op
@@ -84,7 +84,8 @@ def body_cost(body: Graph, mesh: MeshShape, model: CostModel) -> BodyCost:
         for index, work in works.items()
         if is_product(body.ops[index].name, work.matmul, 0)
     }
-    left_out = uncounted(body, _weights(body, products, collectives))
+    moved = ((c.block, _sent_bytes(c)) for c in collectives)
+    left_out = uncounted(body, weigh(body, products, moved))
     counted = [op for op in body.ops if (op.parent, op.region) not in left_out]
     flops = hbm_bytes = compute_s = hbm_s = seconds = 0.0
     for op in counted:
@@ -127,18 +128,8 @@ def _collective(body: Graph, op: Op, mesh: MeshShape, model: CostModel) -> BodyC
     return BodyCollective(op, (op.parent, op.region), tensors[0].dtype, size, op.trips, seconds)
 
 
-def _weights(
-    body: Graph, products: dict[int, float], collectives: list[BodyCollective]
-) -> dict[Block, tuple[float, float]]:
-    """(FLOP, bytes sent) of each block of the body."""
-    weights: dict[Block, tuple[float, float]] = {}
-    for index, amount in products.items():
-        block = body.ops[index].parent, body.ops[index].region
-        flops, sent = weights.get(block, (0.0, 0.0))
-        weights[block] = flops + amount, sent
-    for c in collectives:
-        assert c.op.collective is not None
-        flops, sent = weights.get(c.block, (0.0, 0.0))
-        moved = wire_bytes(c.op.collective.kind, c.nbytes, c.op.collective.devices) * c.trips
-        weights[c.block] = flops, sent + moved
-    return weights
+def _sent_bytes(collective: BodyCollective) -> float:
+    """What one device sends in all executions [bytes]."""
+    written = collective.op.collective
+    assert written is not None
+    return wire_bytes(written.kind, collective.nbytes, written.devices) * collective.trips
