@@ -98,7 +98,8 @@ class Record:
         """Give a sign of life."""
         if self.tell is not None:
             bound = net.offset if self.bound is None else self.bound
-            self.tell(Progress(stage, self.deadline.spent_s, self.cost, bound, len(net.costs)))
+            spent = self.deadline.spent_s
+            self.tell(Progress(stage, spent, self.cost, bound, len(net.costs), self.choices))
 
 
 @dataclass(slots=True)

@@ -89,6 +89,8 @@ class Progress:
         cost: Cost of the best feasible choice so far; None if there is none.
         lower_bound: Proved lower bound so far.
         nodes_left: Nodes that are still undecided after exact reductions.
+        choices: The choice of that cost, so that who stops a solver keeps its best; None if there
+            is none yet, or the solver does not tell.
     """
 
     stage: str
@@ -96,6 +98,7 @@ class Progress:
     cost: int | None
     lower_bound: int
     nodes_left: int
+    choices: tuple[int, ...] | None = None
 
 
 @runtime_checkable
