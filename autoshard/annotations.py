@@ -129,6 +129,11 @@ def flax_rules_text(plan: Plan, argument: str | None = None) -> str:
     Raises:
         InputError: No argument is called so.
     """
+    if not isinstance(argument, str | None):
+        raise InputError(
+            f"the parameters are named by a {type(argument).__name__}",
+            fix="give their name as the plan prints it, e.g. 'state.params'",
+        )
     prefix, rows = _parameters(plan, argument)
     axes: dict[str, tuple[str | None, ...]] = {}
     rules: dict[str, str | tuple[str, ...]] = {}

@@ -16,6 +16,7 @@ from autoshard.child import UnsupportedError
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InfeasibleError, InputError, warn_of_memory
 from autoshard.execute import Executable
+from autoshard.given import positive, whole_number
 from autoshard.inside import can_constrain, constrained, meshes_of
 from autoshard.partition import PARTITIONERS, Partitioner, partition, warn_of_fallback
 from autoshard.pins import Pins
@@ -177,10 +178,15 @@ class Sharded:
 
         Args:
             *args: As for a call.
-            repeats: Timed calls at most.
+            repeats: Timed calls at most, one or more.
             budget_s: Time for the timed calls [s].
             **kwargs: As for a call.
+
+        Raises:
+            InputError: Also where ``repeats`` or ``budget_s`` is no such number.
         """
+        repeats = whole_number(repeats, "repeats", least=1, fix="give 1 or more timed calls")
+        budget_s = positive(budget_s, "budget_s", fix="give a positive number of seconds")
         call = self._abstract(args, kwargs)
         key = call_key(self.convention, call)
         traced, plan = self._traced_for(call, key), self._plan(call, key)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from jax.sharding import PartitionSpec
 
 from autoshard.errors import InputError
+from autoshard.given import whole_number
 from autoshard.graph import Graph, Op
 from autoshard.plan import Plan, spec
 from autoshard.plan_text import nbytes, seconds
@@ -140,13 +141,16 @@ def explain(
         InputError: A pin that does not fit.
     """
     plan, graph = replanner.plan, replanner.graph
+    fix = "give a whole number, 0 or more"
+    alternatives = whole_number(alternatives, "the number of alternatives", least=0, fix=fix)
     subject = locate(plan, graph, name)
     tensor = graph.values[subject.value]
     question = Question.of(replanner, subject)
     present = question.present
     best, rest = None, 0
     if pins is not None:
-        wanted = [_sharding(plan, tensor.shape, subject, pin) for pin in pins]
+        several = [pins] if isinstance(pins, PartitionSpec | str) else list(pins)
+        wanted = [_sharding(plan, tensor.shape, subject, pin) for pin in several]
         priced = list(question.price(wanted, say))
     else:
         say("the next best sharding")
@@ -194,9 +198,13 @@ def same_values(graph: Graph, value: int) -> frozenset[int]:
 
 def _sharding(plan: Plan, shape: tuple[int, ...], subject: Subject, pin: PartitionSpec) -> Sharding:
     """A pin as a sharding of the tensor."""
+    at = f"{subject.name}, of shape {list(shape)}"
+    if not isinstance(pin, PartitionSpec):
+        raise InputError(
+            f"{pin!r} is no sharding", at=at, fix="give a PartitionSpec, e.g. P('data', None)"
+        )
     entries = [() if e is None else e if isinstance(e, tuple) else (e,) for e in pin]
     named = [axis for axes in entries for axis in axes]
-    at = f"{subject.name}, of shape {list(shape)}"
     axes = ", ".join(plan.mesh.names)
     if len(entries) > len(shape) or len(set(named)) < len(named):
         raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autoshard.finding import LARGE_SHARE, Lint
+from autoshard.given import whole_number
 from autoshard.lint_hints import hints
 from autoshard.lint_rules import (
     idle_axes,
@@ -31,10 +32,15 @@ def lint(
         large_bytes: Bytes on one device from which on a tensor counts as large; None: a twentieth
             of the predicted peak.
         say: Told what is being done.
+
+    Raises:
+        InputError: ``large_bytes`` is no number of bytes.
     """
     plan = replanner.plan
     if large_bytes is None:
         large_bytes = int(LARGE_SHARE * plan.predicted.peak_bytes)
+    fix = "give a whole number of bytes, e.g. 2**20"
+    large_bytes = whole_number(large_bytes, "large_bytes", least=0, fix=fix)
     found = [
         *idle_axes(plan),
         *not_reused(replanner),

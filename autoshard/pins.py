@@ -168,4 +168,12 @@ def _axes(entry: Any, leaf: Leaf, at: str) -> tuple[str, ...]:
             at=at,
             fix="pin every dimension, or leave the whole array free with None",
         )
-    return tuple(entry) if isinstance(entry, tuple) else (entry,)
+    axes = tuple(entry) if isinstance(entry, tuple) else (entry,)
+    odd = [axis for axis in axes if not isinstance(axis, str)]
+    if odd:
+        raise InputError(
+            f"the spec of {leaf.name} has {odd[0]!r}, which is no name of a mesh axis",
+            at=at,
+            fix="name axes as strings, e.g. P('data', None)",
+        )
+    return axes

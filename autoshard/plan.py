@@ -20,6 +20,7 @@ import pandas as pd
 
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError, PlanMismatchError
+from autoshard.given import file_path
 from autoshard.origin import Origin
 from autoshard.plan_parts import (
     BoundaryPlan,
@@ -351,6 +352,10 @@ class Plan:
         Raises:
             InputError: It is no plan, of another format, or changed since it was written.
         """
+        if not isinstance(data, Mapping):
+            raise InputError(
+                f"a {type(data).__name__} is no plan", fix="give what Plan.to_json returned"
+            )
         if data.get("kind") != "autoshard plan" or data.get("format") != FORMAT:
             raise InputError(
                 f"not an autoshard plan of format {FORMAT}",
@@ -370,7 +375,7 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""
         text = json.dumps(self.to_json(), indent=1, allow_nan=False)
-        _write_whole(path, text.encode())
+        _write_whole(file_path(path, "where to save the plan"), text.encode())
 
     def write_stablehlo(self, path: str | os.PathLike[str]) -> None:
         """Write the program with all its shardings: text to ``.mlir``, bytecode to ``.mlirbc``.
@@ -380,7 +385,8 @@ class Plan:
         """
         from autoshard.module_text import stablehlo
 
-        _write_whole(path, stablehlo(self, Path(path).suffix))
+        target = file_path(path, "where to write the program")
+        _write_whole(target, stablehlo(self, target.suffix))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -389,8 +395,9 @@ class Plan:
         Raises:
             InputError: The file is not a plan.
         """
+        source = file_path(path, "the plan's file")
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_number)
+            data = json.loads(source.read_text(encoding="utf-8"), parse_constant=_no_number)
         except FileNotFoundError as err:
             raise InputError(
                 f"there is no file {path}",
@@ -410,12 +417,11 @@ class Plan:
         return plan_text(self)
 
 
-def _write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    target = Path(path)
+def _write_whole(target: Path, data: bytes) -> None:
     if not target.parent.is_dir():
         raise InputError(
             f"there is no folder {target.parent} to save a plan in",
-            at=str(path),
+            at=str(target),
             fix="make the folder first",
         )
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -72,6 +72,11 @@ def plan_module(
             f"a time limit of {time_limit_s!r} is no positive number of seconds",
             fix="give time_limit_s in seconds, e.g. time_limit_s=60.0",
         )
+    if progress is not None and not callable(progress):
+        raise InputError(
+            f"progress is a {type(progress).__name__}",
+            fix="give a function that takes an autoshard.solvers.Progress",
+        )
     model = COST_MODELS[cost_model]() if isinstance(cost_model, str) else cost_model
     chosen, label = _solver(solver)
     given = model.memory_bytes if memory_limit is None else memory_limit

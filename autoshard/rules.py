@@ -144,6 +144,24 @@ def register_rule(target: str, rule: str | RuleMaker) -> Registration:
     return _REGISTERED[target]
 
 
+def _made(given: Registration, operation: ir.Operation) -> str | None:
+    """What a caller's rule says of one op."""
+    assert not isinstance(given.rule, str)
+    shapes = (
+        tuple(shape_of(v) for v in operation.operands),
+        tuple(shape_of(v) for v in operation.results),
+    )
+    try:
+        return given.rule(*shapes)
+    except Exception as error:  # the caller's own code: whatever it raises, say which rule it was
+        raise InputError(
+            f"the rule of {given.target} raised {type(error).__name__}: {error}",
+            at=f"{source_of(operation) or given.target}, with {shapes[0]} -> {shapes[1]}",
+            fix="it is called with the shapes of all operands and of all results, and returns a "
+            "text such as 'i j -> i j', or None",
+        ) from error
+
+
 def parse(text: str) -> Formula:
     """Read a rule.
 
@@ -197,7 +215,7 @@ def rule_for(operation: ir.Operation) -> Rule | None:
     if given is None:
         text = _BUILT_IN[name](operation) if name in _BUILT_IN else None
     else:
-        text = given.rule if isinstance(given.rule, str) else given.rule(operands, results)
+        text = given.rule if isinstance(given.rule, str) else _made(given, operation)
     if text is None:
         return None
     if not isinstance(text, str):

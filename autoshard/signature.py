@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, keystr, tree_flatten, tree_flatten_with_path
 
 from autoshard.errors import InputError
+from autoshard.given import several
 
 Argnums = int | Sequence[int] | None
 Argnames = str | Iterable[str] | None
@@ -397,10 +398,10 @@ def _in_range(numbers: Sequence[int], count: int) -> set[int]:
 def _resolve(
     parameters: Sequence[inspect.Parameter], kind: str, argnums: Argnums, argnames: Argnames
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    nums = () if argnums is None else (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    names = (
-        () if argnames is None else (argnames,) if isinstance(argnames, str) else tuple(argnames)
-    )
+    fix = "give whole numbers: the positions of arguments, e.g. 0 or (0, 1)"
+    nums = several(argnums, int, f"{kind}_argnums", fix=fix)
+    fix = "give the names of arguments, e.g. 'state' or ('state', 'batch')"
+    names = several(argnames, str, f"{kind}_argnames", fix=fix)
     positional = [p for p in parameters if p.kind in _POSITIONAL]
     open_ended = {p.kind for p in parameters}
     if parameters and inspect.Parameter.VAR_KEYWORD not in open_ended:

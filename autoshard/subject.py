@@ -54,6 +54,11 @@ def locate(plan: Plan, graph: Graph, name: str) -> Subject:
     Raises:
         UnknownNameError: Nothing, or more than one thing, is called so.
     """
+    if not isinstance(name, str):
+        raise UnknownNameError(
+            f"a tensor is asked for by a {type(name).__name__}",
+            fix="give its name as the plan prints it, e.g. \"params['w1']\"",
+        )
     arguments, results = [a.name for a in plan.arguments], [r.name for r in plan.results]
     for test in (str.__eq__, _ends):
         hits: list[Subject] = [
@@ -164,7 +169,7 @@ def find_collective(
     """Name, planned collectives and source line of what the caller means."""
     if isinstance(collective, str) and collective.strip().isdecimal():
         collective = int(collective)
-    if isinstance(collective, int):
+    if isinstance(collective, int) and not isinstance(collective, bool):
         if not 0 <= collective < len(plan.collectives):
             raise UnknownNameError(
                 f"the plan has no collective {collective}",
@@ -190,6 +195,11 @@ def find_collective(
                 + ", ".join(str(i) for i, c in enumerate(plan.collectives) if c in hits),
             )
         collective = _instruction(plan, collective, program)
+    if not isinstance(collective, Collective):
+        raise UnknownNameError(
+            f"a collective is asked for by a {type(collective).__name__}",
+            fix="give its number as print(plan) shows it, its line, or one of plan.collectives",
+        )
     return _compiled(plan, collective, program)
 
 

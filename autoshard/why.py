@@ -8,6 +8,7 @@ from typing import Any
 
 from autoshard.cost_models.compiled import Collective, CompiledProgram, read_compiled, read_hlo
 from autoshard.cost_models.protocol import wire_bytes
+from autoshard.errors import InputError
 from autoshard.execute import Executable
 from autoshard.graph import Graph
 from autoshard.moves import value_name
@@ -107,12 +108,18 @@ def why(
 
     Raises:
         UnknownNameError: There is no such collective.
+        InputError: ``program`` is none.
     """
     plan = replanner.plan
     if isinstance(program, Executable):
         program = read_compiled(program.compiled)
     elif isinstance(program, str):
         program = read_hlo(program)
+    elif not isinstance(program, CompiledProgram | None):
+        raise InputError(
+            f"the compiled program is given as a {type(program).__name__}",
+            fix="pass what step.compile(...) returned, or its .as_text()",
+        )
     name, planned, source = find_collective(plan, collective, program)
     if not source and planned:
         source = line_near(replanner.graph, planned[0].value)
