@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
 from autoshard import pins
-from autoshard.cost_models import COST_MODELS, default_cost_model
+from autoshard.cost_models import COST_MODELS, default_cost_model, named_cost_model
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InfeasibleError, InputError
 from autoshard.execute import Placement
@@ -153,8 +153,11 @@ def mesh_shape(mesh: Mesh) -> MeshShape:
 
 def _cost_model(given: Any, mesh: Mesh) -> CostModel:
     if given is None:
-        return default_cost_model(tuple(mesh.devices.flat))
-    model = COST_MODELS[given]() if isinstance(given, str) else given
+        return default_cost_model(mesh.devices, tuple(map(str, mesh.axis_names)))
+    if isinstance(given, str):
+        shape = mesh_shape(mesh)
+        return named_cost_model(given, dict(zip(shape.names, shape.sizes, strict=True)))
+    model = given
     if not isinstance(model, CostModel):
         raise InputError(
             f"cost_model is a {type(given).__name__}, which is no cost model",

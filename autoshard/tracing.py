@@ -21,6 +21,7 @@ from jax.extend.mlir import ir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef, tree_flatten_with_path, tree_unflatten
 
+from autoshard.cost_models.planned import PlannedDevice
 from autoshard.errors import InputError
 from autoshard.shardings import Sharding, to_partition_spec
 from autoshard.signature import (
@@ -114,14 +115,20 @@ def is_tracing(mesh: Mesh) -> bool:
         return True
 
 
+def is_planned(mesh: Mesh) -> bool:
+    """Whether the mesh is of planned devices, which are nowhere."""
+    return isinstance(mesh.devices.flat[0], PlannedDevice)
+
+
 @contextmanager
 def mesh_set(mesh: Mesh) -> Iterator[None]:
     """The mesh that functions are traced and lowered under, also inside a transformation.
 
-    ``jax.disable_jit`` is about running functions; what is only traced is traced whole.
+    ``jax.disable_jit`` is about running functions; what is only traced is traced whole. A mesh of
+    planned devices is named without them: JAX would ask them for a client.
     """
     with jax.disable_jit(False):
-        if is_tracing(mesh):
+        if is_planned(mesh) or is_tracing(mesh):
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
                 yield
         else:
@@ -189,7 +196,10 @@ def lower_for_planning(traced: Traced) -> jax.stages.Lowered:
     constraint of its own on a key without.
     """
     platform = traced.mesh.devices.flat[0].platform
-    whole = NamedSharding(traced.auto_mesh, PartitionSpec())
+    planned = is_planned(traced.mesh)
+    whole = NamedSharding(
+        traced.auto_mesh.abstract_mesh if planned else traced.auto_mesh, PartitionSpec()
+    )
     jitted = jax.jit(
         _fresh(traced),
         keep_unused=True,

@@ -7,9 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from autoshard.cost_models.chips import CHIPS, Chip
-from autoshard.cost_models.collectives import TORUS, SwitchLevel, TorusAxis, switched_s
+from autoshard.cost_models.chips import CHIPS, Chip, find_chip
+from autoshard.cost_models.collectives import TORUS, TorusAxis, switched_s
+from autoshard.cost_models.layout import Layout
 from autoshard.cost_models.protocol import CollectiveKind, Compiler, Floats, MeshAxis, Work
+from autoshard.cost_models.routes import Route, gpu_levels, route
+from autoshard.cost_models.topology import TPU_KINDS
 from autoshard.errors import InputError
 
 STREAMED_TILE = 8
@@ -49,16 +52,17 @@ class AnalyticModel:
     An op takes the larger of its arithmetic and its memory traffic, plus a fixed time to start. An
     op without traffic of its own is part of a neighbour's fusion and does not start separately.
 
-    Each mesh axis is taken to lie on a torus axis of its own (TPU), or its group of devices on as
-    few nodes as can hold it (GPU).
+    With a layout, collectives run where the axes of the mesh lie. Without one, each is taken to lie
+    on a torus axis of its own (TPU), or its devices on as few nodes as can hold them (GPU).
 
     Args:
-        chip: A name from :data:`~autoshard.cost_models.chips.CHIPS`, or a chip of your own.
+        chip: A name (or file) that :func:`~autoshard.cost_models.chips.find_chip` knows, or a chip.
         f32_passes: Passes per f32 matmul on a TPU, see :data:`F32_PASSES`.
         matmul_efficiency: Share of the peak that a large matmul reaches; None: the chip's figure.
         hbm_efficiency: Share of the HBM bandwidth that is reached; None: the chip's figure.
         op_fixed_s: Time to start an op [s]; None: the chip's figure.
         collective_fixed_s: Time to start a collective [s]; None: the chip's figure.
+        layout: Where the axes of the mesh lie on a topology of this chip.
 
     Attributes:
         name: The chip's name in lower case.
@@ -66,7 +70,8 @@ class AnalyticModel:
         compiler: The chip's kind.
         dispatch_s: 0: a step is dispatched while the one before it runs.
         chip: The chip.
-        options: The options above as they were given, by name.
+        layout: As given.
+        options: The numbers above as they were given, by name.
 
     Examples:
         >>> model = AnalyticModel("v5e", matmul_efficiency=1.0, op_fixed_s=0.0)
@@ -86,8 +91,16 @@ class AnalyticModel:
         hbm_efficiency: float | None = None,
         op_fixed_s: float | None = None,
         collective_fixed_s: float | None = None,
+        layout: Layout | None = None,
     ) -> None:
-        self.chip = CHIPS[chip] if isinstance(chip, str) else chip
+        self.chip = find_chip(chip) if isinstance(chip, str) else chip
+        if layout is not None and layout.topology.chip != self.chip:
+            raise InputError(
+                f"a layout on {layout.topology.name} says nothing of {self.chip.name}",
+                fix="give a layout on a topology of the same chip",
+            )
+        self.layout = layout
+        self._routes: dict[tuple[str, ...], Route | None] = {}
         self.name = self.chip.name.lower()
         self.memory_bytes: float | None = self.chip.memory_bytes
         self.compiler: Compiler = self.chip.kind
@@ -188,12 +201,26 @@ class AnalyticModel:
         group = math.prod(axis.size for axis in axes)
         if group <= 1:
             return np.zeros_like(nbytes, dtype=np.float64)
-        moving_s = (
-            self._torus_s(kind, nbytes, axes)
-            if self.chip.kind == "tpu"
-            else switched_s(kind, nbytes, self._levels(group))
-        )
+        found = self._route(tuple(axis.name for axis in axes))
+        if found is not None:
+            moving_s = found.seconds(kind, nbytes)
+        elif self.chip.kind == "tpu":
+            moving_s = self._torus_s(kind, nbytes, axes)
+        else:
+            node = int(self.chip.value("node"))
+            inside = min(group, node)
+            levels = gpu_levels(self.chip, inside, math.ceil(group / node))
+            moving_s = switched_s(kind, nbytes, levels)
         return np.where(np.asarray(nbytes) > 0, moving_s + self._collective_fixed_s, 0.0)
+
+    def _route(self, names: tuple[str, ...]) -> Route | None:
+        """Where a collective over mesh axes runs; None if nobody has said."""
+        if self.layout is None:
+            return None
+        if names not in self._routes:
+            known = all(name in self.layout.sizes for name in names)
+            self._routes[names] = route(self.layout, names) if known else None
+        return self._routes[names]
 
     def _torus_s(self, kind: CollectiveKind, nbytes: Floats, axes: tuple[MeshAxis, ...]) -> Floats:
         # The devices of one chip share its links.
@@ -204,16 +231,6 @@ class AnalyticModel:
             for axis in axes
         )
         return TORUS[kind](nbytes, torus)
-
-    def _levels(self, group: int) -> tuple[SwitchLevel, ...]:
-        node = int(self.chip.value("node"))
-        nvlink = self.chip.value("nvlink_oneway") * self.chip.value("nvlink_efficiency")
-        inside = min(group, node)
-        egress = self.chip.value("node_egress") * inside / node
-        return (
-            SwitchLevel(inside, nvlink),
-            SwitchLevel(math.ceil(group / node), egress, devices=inside),
-        )
 
 
 def analytic_model(chip: str) -> AnalyticModel:
@@ -236,18 +253,6 @@ a100, h100, h200, b200, gb200 = (
     partial(analytic_model, name) for name in ("A100-80G", "H100", "H200", "B200", "GB200-NVL72")
 )
 
-_TPU_KINDS = {
-    "TPU v2": "v2",
-    "TPU v3": "v3",
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
-    "TPU7x": "v7x",
-}
 _GPU_KINDS = {  # the longer name first: a GB200 is not a B200
     "GB200": "GB200-NVL72",
     "B200": "B200",
@@ -273,8 +278,8 @@ def chip_of_kind(device_kind: str) -> str:
         >>> chip_of_kind("TPU v5 lite")
         'v5e'
     """
-    if device_kind in _TPU_KINDS:
-        return _TPU_KINDS[device_kind]
+    if device_kind in TPU_KINDS:
+        return TPU_KINDS[device_kind]
     for word, chip in _GPU_KINDS.items():
         if word in device_kind:
             return chip

@@ -261,3 +261,48 @@ def switched_s(kind: CollectiveKind, nbytes: ArrayLike, levels: tuple[SwitchLeve
         return leaving / level.bytes_per_s
 
     return data * max((per_byte(level) for level in levels), default=0.0)
+
+
+def hierarchical_s(
+    kind: CollectiveKind,
+    nbytes: ArrayLike,
+    torus: tuple[TorusAxis, ...],
+    *,
+    levels: tuple[SwitchLevel, ...] = (),
+    siblings: int = 1,
+    neighbours: int = 1,
+    chip_bytes_per_s: float = math.inf,
+) -> Floats:
+    """Time of a collective over the devices of chips, chips of a torus, and slices over DCN [s].
+
+    The stages work on pieces of the data at once, so the slowest decides. An all-gather receives
+    from other slices what its own device keeps, then over the torus once for all devices of a
+    chip that take part, then within the chip; a reduce-scatter goes the other way, an all-reduce
+    does both. Devices of a chip that are in other groups use the same links for data of their own.
+
+    Args:
+        kind: Which collective.
+        nbytes: As in the protocol: bytes on one device of the larger side.
+        torus: The parts of torus axes, in chips; rates are those of a whole chip.
+        levels: The data-centre network, as :func:`switched_s` takes it.
+        siblings: Devices of one chip in the group.
+        neighbours: Devices of one chip.
+        chip_bytes_per_s: Rate between the devices of a chip, one direction [bytes/s].
+
+    Source:
+        Stages: jax-ml/scaling-book, training.md, "Scaling across pods" (reduce within, then
+        across); the slowest decides: gpus.md, "Cross-node collectives". Sharing of links: derived.
+
+    Examples:
+        >>> ring = (TorusAxis(16, 4.5e10),)
+        >>> dcn = (SwitchLevel(2, 16 * 3.125e9, devices=16),)
+        >>> round(float(hierarchical_s("all_reduce", 9e9, ring, levels=dcn)), 3)
+        0.2
+    """
+    data = _floats(nbytes)
+    once = kind in ("all_gather", "reduce_scatter", "all_reduce")
+    streams = neighbours // siblings if once else neighbours
+    over_torus = TORUS[kind](data * streams, torus)
+    over_dcn = switched_s(kind, data, levels)
+    in_chip = switched_s(kind, data, (SwitchLevel(siblings, chip_bytes_per_s),))
+    return np.maximum(np.maximum(over_torus, over_dcn), in_chip)

@@ -11,6 +11,7 @@ from autoshard.cost_models.calibrated import CalibratedModel
 from autoshard.cost_models.calibration import Calibration
 from autoshard.cost_models.chips import CHIPS
 from autoshard.cost_models.protocol import CostModel
+from autoshard.cost_models.topology import parse_layout
 from autoshard.errors import InputError
 
 
@@ -29,7 +30,8 @@ def describe(model: CostModel) -> str | None:
         and model.chip.name in tuple(CHIPS)
         and model.chip == CHIPS[model.chip.name]
     ):
-        return json.dumps({"kind": "analytic", "chip": model.chip.name, **model.options})
+        where = {} if model.layout is None else {"layout": str(model.layout)}
+        return json.dumps({"kind": "analytic", "chip": model.chip.name, **model.options, **where})
     return None
 
 
@@ -46,7 +48,9 @@ def restore(text: str) -> CostModel:
             calibration = Calibration.from_json(row.pop("calibration"), at="a saved cost model")
             return CalibratedModel(calibration, **row)
         if kind == "analytic":
-            return AnalyticModel(row.pop("chip"), **row)
+            where = row.pop("layout", None)
+            layout = None if where is None else parse_layout(where)
+            return AnalyticModel(row.pop("chip"), layout=layout, **row)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(str(error)) from error
     raise _unreadable(f"kind {kind!r}")

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from autoshard.cost_models.chips import CHIPS
-from autoshard.errors import UnknownNameError
+from autoshard.cost_models.analytic import AnalyticModel
+from autoshard.cost_models.chips import CHIPS, find_chip, load_chips
+from autoshard.cost_models.topology import Topology
+from autoshard.errors import AutoshardError, InputError, UnknownNameError
 
 
 def test_the_catalogue_holds_every_tpu_generation_and_common_gpus() -> None:
@@ -76,3 +80,85 @@ def test_figures_keep_the_values_of_sources_that_disagree() -> None:
     bandwidth = CHIPS["v5p"].figures["hbm_bw"]
     assert bandwidth.value == 2.765e12
     assert 2.46e12 in [value for value, _ in bandwidth.alternatives]
+
+
+OWN = """
+[sources]
+SHEET = "the data sheet, page 3"
+
+[chips.bee]
+kind = "tpu"
+pod = [8, 8]
+[chips.bee.figures]
+peak_bf16 = { value = 1e14, src = "SHEET" }
+hbm_bytes = 16e9
+hbm_bw = 1e12
+ici_oneway_effective = 4e10
+mxu_dim = 128
+wrap_multiple = 8
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "bee.toml"
+    path.write_text(OWN, encoding="utf-8")
+    return path
+
+
+def test_a_file_adds_a_chip(own: Path) -> None:
+    chip = find_chip(str(own))
+    assert chip.figures["peak_bf16"].sources == ("the data sheet, page 3",)
+    assert chip.figures["hbm_bw"].sources == (str(own),)
+    assert chip.figures["hop_s"].sources == ("assumed, as in the catalogue",)
+    assert AnalyticModel(str(own)).peak_flops("bf16") == 1e14
+    topology = Topology(f"{own}:4x8")
+    assert [axis.wrapped for axis in topology.axes] == [False, True]
+    assert Topology(topology.name) == topology
+    mesh = topology.mesh({"data": 8, "model": 4})
+    assert mesh.devices[0, 0].topology.chip == chip
+
+
+def test_a_chip_of_several_in_a_file_is_named(own: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both.toml"
+    wasp = OWN[OWN.index("[chips.bee]") :].replace("bee", "wasp")
+    both.write_text(OWN + wasp, encoding="utf-8")
+    assert set(load_chips(both)) == {"bee", "wasp"}
+    assert find_chip(f"{both}#wasp").name == "wasp"
+    with pytest.raises(UnknownNameError, match="holds several chips"):
+        find_chip(str(both))
+    with pytest.raises(UnknownNameError, match="holds no chip 'fly'"):
+        find_chip(f"{both}#fly")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('kind = "tpu"', "", "has no kind"),
+        ("pod = [8, 8]", "", "has no pod"),
+        ("hbm_bw = 1e12", "", "lacks hbm_bw"),
+        ("hbm_bw = 1e12", "hbm_bw = -1", "has hbm_bw = -1"),
+        ("hbm_bw = 1e12", 'hbm_bw = "fast"', "has hbm_bw = 'fast'"),
+        ("[chips.bee.figures]", "[chips.bee.numbers]", "has no figures"),
+        ("mxu_dim = 128", "mxu_dim = ", "cannot be read"),
+        ("[chips.", "[parts.", "holds no chips"),
+    ],
+)
+def test_what_a_chip_file_lacks_is_named(own: Path, old: str, new: str, message: str) -> None:
+    own.write_text(OWN.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError, match=message) as error:
+        find_chip(str(own))
+    assert error.value.at == str(own)
+
+
+def test_a_file_that_is_not_there_is_an_error_of_the_caller() -> None:
+    with pytest.raises(AutoshardError, match="cannot be read"):
+        find_chip("nowhere/chip.toml")
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("tpu7x", "v7x"), ("a100", "A100-80G"), ("H100", "H100"), ("gb200", "GB200-NVL72")],
+)
+def test_chips_go_by_other_names(alias: str, name: str) -> None:
+    assert find_chip(alias) is CHIPS[name]
