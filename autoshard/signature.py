@@ -41,6 +41,7 @@ class Leaf:
         dtype: Element type as JAX shows it (a key type for typed PRNG keys).
         weak_type: Whether it takes its type from what it meets (Python numbers).
         donated: Whether the caller gives the buffer up.
+        on_host: Whether the program leaves it in the memory of the host.
     """
 
     path: str
@@ -49,6 +50,7 @@ class Leaf:
     dtype: Any
     weak_type: bool = False
     donated: bool = False
+    on_host: bool = False
 
     @property
     def is_key(self) -> bool:
@@ -373,7 +375,8 @@ def result_leaves(leaves: Iterable[tuple[Any, Any]]) -> tuple[Leaf, ...]:
     for keys, aval in leaves:
         path = keystr(keys)
         weak = bool(getattr(aval, "weak_type", False))
-        made.append(Leaf(path, f"result{path}", tuple(aval.shape), aval.dtype, weak))
+        host = getattr(aval, "memory_space", None) is jax.memory.Space.Host
+        made.append(Leaf(path, f"result{path}", tuple(aval.shape), aval.dtype, weak, on_host=host))
     return tuple(made)
 
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import jax
+from jax.extend.core import jaxprs_in_params
 from jax.extend.mlir import ir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef, tree_flatten_with_path, tree_unflatten
@@ -136,9 +137,7 @@ def mesh_set(mesh: Mesh) -> Iterator[None]:
                 yield
 
 
-def flatten(
-    fn: Callable[..., Any], signature: Signature
-) -> tuple[Callable[..., tuple[Any, ...]], list[ResultTree]]:
+def flatten(fn: Callable[..., Any], signature: Signature) -> tuple[Any, list[ResultTree]]:
     """``fn`` under ``jax.jit`` with arrays in and arrays out, and a list for its result's tree.
 
     The tree is there once the function has been traced.
@@ -176,7 +175,7 @@ def trace(fn: Callable[..., Any], signature: Signature, mesh: Mesh) -> Traced:
     auto_mesh = auto(mesh)
     try:
         with mesh_set(auto_mesh):
-            avals = jax.eval_shape(flat, *(leaf.abstract for leaf in signature.arguments))
+            avals = flat.trace(*(leaf.abstract for leaf in signature.arguments)).jaxpr.out_avals
     except _NEEDS_VALUE as error:
         raise InputError(
             f"{_name(fn)} cannot be traced: Python needs the value of an array that is only known "
@@ -193,22 +192,15 @@ def lower_for_planning(traced: Traced) -> jax.stages.Lowered:
     """Lower the program with no shardings, for the platform of the mesh.
 
     Typed keys alone are given one (whole), as :func:`lower_with` gives them one: JAX writes a
-    constraint of its own on a key without.
+    constraint of its own on a key without. So are the results of a program that moves arrays
+    between memories: JAX then writes into which memory each result goes.
     """
     platform = traced.mesh.devices.flat[0].platform
-    planned = is_planned(traced.mesh)
-    whole = NamedSharding(
-        traced.auto_mesh.abstract_mesh if planned else traced.auto_mesh, PartitionSpec()
-    )
-    jitted = jax.jit(
-        _fresh(traced),
-        keep_unused=True,
-        in_shardings=tuple(whole if leaf.is_key else None for leaf in traced.signature.arguments),
-        out_shardings=tuple(whole if leaf.is_key else None for leaf in traced.results),
-    )
     with mesh_set(traced.auto_mesh):
-        traced_again = jitted.trace(*_structs(traced))
+        traced_again = _whole(traced, every_result=False).trace(*_structs(traced))
         _check_closed(traced_again.jaxpr, traced)
+        if _moves_memory(traced_again.jaxpr):
+            traced_again = _whole(traced, every_result=True).trace(*_structs(traced))
         try:
             lowered: jax.stages.Lowered = traced_again.lower(lowering_platforms=(platform,))
         except ValueError as error:
@@ -221,6 +213,38 @@ def lower_for_planning(traced: Traced) -> jax.stages.Lowered:
                 fix="say ordered=False, or use jax.experimental.io_callback(..., ordered=True)",
             ) from error
     return lowered
+
+
+def _whole(traced: Traced, *, every_result: bool) -> Any:
+    """The program under ``jax.jit``, its typed keys, and maybe all results, held whole."""
+    planned = is_planned(traced.mesh)
+    mesh = traced.auto_mesh.abstract_mesh if planned else traced.auto_mesh
+    spec = PartitionSpec()
+    return jax.jit(
+        _fresh(traced),
+        keep_unused=True,
+        in_shardings=tuple(
+            NamedSharding(mesh, spec) if leaf.is_key else None
+            for leaf in traced.signature.arguments
+        ),
+        out_shardings=tuple(
+            NamedSharding(mesh, spec, memory_kind=_kind(leaf))
+            if leaf.is_key or every_result
+            else None
+            for leaf in traced.results
+        ),
+    )
+
+
+def _moves_memory(jaxpr: Any) -> bool:
+    """Whether a program puts an array anywhere."""
+    waiting = [jaxpr]
+    for each in waiting:  # grows as it goes
+        for equation in getattr(each, "jaxpr", each).eqns:
+            if equation.primitive.name == "device_put":
+                return True
+            waiting += jaxprs_in_params(equation.params)
+    return False
 
 
 def _check_closed(jaxpr: Any, traced: Traced) -> None:
@@ -290,9 +314,14 @@ def named(
 ) -> tuple[NamedSharding, ...]:
     """The shardings of a lowered module's values as JAX takes them for the arrays."""
     return tuple(
-        NamedSharding(mesh, to_partition_spec(sharding[: len(leaf.shape)]))
+        NamedSharding(mesh, to_partition_spec(sharding[: len(leaf.shape)]), memory_kind=_kind(leaf))
         for leaf, sharding in zip(leaves, shardings, strict=True)
     )
+
+
+def _kind(leaf: Leaf) -> str | None:
+    """The kind of memory that holds an array; None for the device's own."""
+    return "pinned_host" if leaf.on_host else None
 
 
 def _structs(traced: Traced) -> list[jax.ShapeDtypeStruct]:

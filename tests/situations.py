@@ -145,6 +145,27 @@ def remat_without_a_loop(w: Any, x: Any) -> Any:
 
 
 @situation(f32(16, 32), f32(32, 32))
+def kept_by_the_host(x: Any, w: Any) -> Any:
+    y = jax.device_put(x @ w, jax.memory.Space.Host)
+    return jax.device_put(y, jax.memory.Space.Device) * 2, y
+
+
+@situation(f32(16, 32), f32(32, 32))
+def remat_offloaded(x: Any, w: Any) -> Any:
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["hidden"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def block(x: Any, w: Any) -> Any:
+        return jnp.sin(checkpoint_name(x @ w, "hidden")) @ w
+
+    return jax.grad(lambda w: jnp.sum(jax.checkpoint(block, policy=policy)(x, w)))(w)
+
+
+@situation(f32(16, 32), f32(32, 32))
 def barriers(x: Any, w: Any) -> Any:
     a, b = lax.optimization_barrier((x @ w, x))
     return a + b

@@ -54,8 +54,8 @@ def test_an_option_of_another_kind_is_refused(options: dict[str, Any], says: str
 
 
 def test_numbers_of_numpy_count_as_numbers() -> None:
-    step = autoshard(function, MESH, donate_argnums=np.int64(0), static_argnums=())
-    assert step.convention.donate_argnums == (0,)
+    position: Any = np.int64(0)
+    assert autoshard(function, MESH, donate_argnums=position).convention.donate_argnums == (0,)
 
 
 @pytest.mark.parametrize(

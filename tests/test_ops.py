@@ -132,6 +132,12 @@ def test_callers_with_explicit_axes_get_results_on_their_mesh(name: str) -> None
     assert {leaf.sharding.mesh for leaf in jax.tree.leaves(results)} == {mesh}
 
 
+def test_results_stay_in_the_memory_that_the_function_puts_them_in() -> None:
+    program = SITUATIONS["kept_by_the_host"]
+    made = autoshard(program.fn, mesh_of(4, 2))(*program.values())
+    assert [leaf.sharding.memory_kind for leaf in made] == ["device", "pinned_host"]
+
+
 class TestEffects:
     def test_each_runs_once_a_call_and_in_order_where_asked(self) -> None:
         step = autoshard(SITUATIONS["effects_in_order"].fn, mesh_of(4, 2))
