@@ -313,8 +313,13 @@ def named(
     leaves: Sequence[Leaf], shardings: Sequence[Sharding], mesh: Mesh
 ) -> tuple[NamedSharding, ...]:
     """The shardings of a lowered module's values as JAX takes them for the arrays."""
+    nowhere = is_planned(mesh)
     return tuple(
-        NamedSharding(mesh, to_partition_spec(sharding[: len(leaf.shape)]), memory_kind=_kind(leaf))
+        NamedSharding(
+            mesh,
+            to_partition_spec(sharding[: len(leaf.shape)]),
+            memory_kind=None if nowhere else _kind(leaf),  # JAX would ask the devices for it
+        )
         for leaf, sharding in zip(leaves, shardings, strict=True)
     )
 
