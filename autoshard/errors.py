@@ -37,6 +37,10 @@ class InfeasibleError(AutoshardError, ValueError):
     """No plan meets the memory limit or the pins."""
 
 
+class SolverError(AutoshardError, RuntimeError):
+    """What a solver answered contradicts itself or the problem."""
+
+
 class PlanMismatchError(AutoshardError, ValueError):
     """A plan that was made for another program or mesh."""
 

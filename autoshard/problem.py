@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import InputError
+from autoshard.json_file import not_numbers, read_json, shown, whole_numbers, whole_pairs
 
 FORBIDDEN = 10**18
 """Cost that marks a choice or a pair of choices as not allowed (contest convention)."""
+
+_FORM = (
+    "write it with save_problem; it needs problem.nodes.{intervals,costs,usages} and "
+    "problem.edges.{nodes,costs}, all whole numbers"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +182,17 @@ def validate_problem(problem: Problem) -> None:
         _check_dtypes(cost, usage, at=at)
         _check_size(cost, at=at)
     _check_edges(problem)
-    used = sum(int(np.abs(usage).max()) for usage in problem.usages)
+    used = sum(max(int(usage.max()), -int(usage.min())) for usage in problem.usages)
     _check(
         used < 2**62,
         f"usages add up to {used}, which does not fit 64 bits",
         fix="count usages in a larger unit",
+    )
+    late = max(map(abs, problem.intervals.ravel().tolist()), default=0)
+    _check(
+        late < 2**62,
+        f"a time point of {late} does not fit 64 bits",
+        fix="number time points from 0 on",
     )
     limit = problem.usage_limit
     _check(
@@ -209,42 +221,82 @@ def load_problem(path: str | Path) -> Problem:
     Source:
         Form: repository google/iopddl, README.md ("Input Format").
     """
-    path = Path(path)
+    data = read_json(path, fix=_FORM)
     try:
-        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        data: Mapping[str, Any] = json.loads(text)["problem"]
-        nodes, edges = data["nodes"], data["edges"]
-        costs = tuple(_whole(row) for row in nodes["costs"])
-        pairs = _whole(edges["nodes"]).reshape(-1, 2)
-        shared: dict[tuple[int, int, bytes], NDArray[np.int64]] = {}
-        matrices = []
-        for (i, j), row in zip(pairs.tolist(), edges["costs"], strict=True):
-            flat = _whole(row)
-            key = (len(costs[i]), len(costs[j]), flat.tobytes())
-            if key not in shared:
-                shared[key] = flat.reshape(len(costs[i]), len(costs[j]))
-            matrices.append(shared[key])
-        limit = data.get("usage_limit")
-        problem = Problem(
-            costs=costs,
-            usages=tuple(_whole(row) for row in nodes["usages"]),
-            intervals=_whole(nodes["intervals"]).reshape(-1, 2),
-            edges=pairs,
-            edge_costs=tuple(matrices),
-            usage_limit=None if limit is None else int(limit),
-            names=tuple(nodes.get("names", ())),
-        )
-    except (OSError, KeyError, TypeError, ValueError, IndexError, EOFError) as err:
-        if isinstance(err, FileNotFoundError):
-            raise InputError("there is no such file", at=str(path), fix="check the path") from err
+        problem = _problem(_part(data, "problem", "the file"))
+        validate_problem(problem)
+    except InputError as error:
+        at = f"{path}: {error.at}" if error.at else str(path)
         raise InputError(
-            f"not a problem in the contest's JSON form: {type(err).__name__}: {err}",
-            at=str(path),
-            fix="write it with save_problem; it needs problem.nodes.{intervals,costs,usages} and "
-            "problem.edges.{nodes,costs}, all whole numbers",
-        ) from err
-    validate_problem(problem)
+            f"not a problem in the contest's JSON form: {error.problem}", at=at, fix=error.fix
+        ) from error
     return problem
+
+
+def _problem(data: Any) -> Problem:
+    nodes, edges = _part(data, "nodes", "problem"), _part(data, "edges", "problem")
+    costs = _vectors(nodes, "costs", cap=FORBIDDEN)
+    pairs = whole_pairs(_part(edges, "nodes", "problem.edges"), "problem.edges.nodes")
+    rows = _list(edges, "costs", "problem.edges")
+    if len(rows) != len(pairs):
+        raise InputError(f"{len(rows)} edge matrices for {len(pairs)} edges", fix=_FORM)
+    shared: dict[tuple[int, int, bytes], NDArray[np.int64]] = {}
+    matrices = []
+    for number, ((i, j), row) in enumerate(zip(pairs.tolist(), rows, strict=True)):
+        where = f"problem.edges.costs[{number}]"
+        if not (0 <= i < len(costs) and 0 <= j < len(costs)):
+            raise InputError(
+                f"edge ({i}, {j}): there are {len(costs)} nodes only",
+                at=f"problem.edges.nodes[{number}]",
+                fix=f"number nodes from 0 to {len(costs) - 1}",
+            )
+        flat = whole_numbers(row, where, cap=FORBIDDEN)
+        shape = len(costs[i]), len(costs[j])
+        if len(flat) != shape[0] * shape[1]:
+            raise InputError(
+                f"{where} has {len(flat)} entries for {shape[0]} x {shape[1]} strategies", fix=_FORM
+            )
+        key = (*shape, flat.tobytes())
+        if key not in shared:
+            shared[key] = flat.reshape(shape)
+        matrices.append(shared[key])
+    limit = data.get("usage_limit")
+    if limit is not None and type(limit) is not int:
+        raise not_numbers(limit, "problem.usage_limit")
+    times = _part(nodes, "intervals", "problem.nodes")
+    names = nodes.get("names", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"problem.nodes.names is {shown(names)}, not a list of names", fix=_FORM)
+    return Problem(
+        costs=costs,
+        usages=_vectors(nodes, "usages"),
+        intervals=whole_pairs(times, "problem.nodes.intervals"),
+        edges=pairs,
+        edge_costs=tuple(matrices),
+        usage_limit=limit,
+        names=tuple(names),
+    )
+
+
+def _part(data: Any, key: str, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise InputError(f"{where} is {shown(data)}, not an object", fix=_FORM)
+    if key not in data:
+        raise InputError(f"{where} has no {key!r}", fix=_FORM)
+    return data[key]
+
+
+def _list(data: Any, key: str, where: str) -> list[Any]:
+    rows = _part(data, key, where)
+    if not isinstance(rows, list):
+        raise InputError(f"{where}.{key} is {shown(rows)}, not a list", fix=_FORM)
+    return rows
+
+
+def _vectors(nodes: Any, key: str, cap: int | None = None) -> tuple[NDArray[np.int64], ...]:
+    where = f"problem.nodes.{key}"
+    rows = _list(nodes, key, "problem.nodes")
+    return tuple(whole_numbers(row, f"{where}[{n}]", cap=cap) for n, row in enumerate(rows))
 
 
 def save_problem(problem: Problem, path: str | Path) -> None:
@@ -280,20 +332,6 @@ def save_problem(problem: Problem, path: str | Path) -> None:
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
-def _whole(row: Sequence[object]) -> NDArray[np.int64]:
-    """An int64 array of whole numbers, too large ones read as ``FORBIDDEN``."""
-    array = np.array(row)
-    if array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.dtype.kind != "i":  # large whole numbers come as floats, unsigned or objects
-        exact = np.array(row, object)
-        wrong = [value for value in exact.ravel() if type(value) is not int]
-        if wrong:
-            raise ValueError(f"expected whole numbers, found {wrong[0]!r}")
-        array = np.minimum(exact, FORBIDDEN)
-    return np.minimum(array.astype(np.int64), FORBIDDEN)
-
-
 def _check(holds: bool, problem: str, *, fix: str, at: str = "") -> None:
     if not holds:
         raise InputError(problem, at=at, fix=fix)
@@ -301,21 +339,20 @@ def _check(holds: bool, problem: str, *, fix: str, at: str = "") -> None:
 
 def _check_dtypes(*arrays: NDArray[np.int64], at: str) -> None:
     for array in arrays:
-        _check(
-            array.dtype == np.int64,
-            f"numbers are {array.dtype}",
-            at=at,
-            fix="round to whole units and convert with .astype(np.int64)",
-        )
+        if array.dtype != np.int64:
+            raise InputError(
+                f"numbers are {array.dtype}",
+                at=at,
+                fix="round to whole units and convert with .astype(np.int64)",
+            )
 
 
 def _check_size(costs: NDArray[np.int64], *, at: str) -> None:
-    _check(
-        costs.size == 0 or int(costs.min()) > -FORBIDDEN,
-        f"a cost of {costs.min(initial=0)} is too far below zero",
-        at=at,
-        fix="count costs in a larger unit",
-    )
+    least = int(costs.min(initial=0))
+    if least <= -FORBIDDEN:
+        raise InputError(
+            f"a cost of {least} is too far below zero", at=at, fix="count costs in a larger unit"
+        )
 
 
 def _check_edges(problem: Problem) -> None:
@@ -327,21 +364,20 @@ def _check_edges(problem: Problem) -> None:
     )
     seen: set[int] = set()
     for (i, j), matrix in zip(edges.tolist(), problem.edge_costs, strict=True):
-        at = f"edge ({i}, {j})"
-        _check(
-            0 <= i < count and 0 <= j < count,
-            f"there are {count} nodes only",
-            at=at,
-            fix=f"number nodes from 0 to {count - 1}",
-        )
+        if not (0 <= i < count and 0 <= j < count):
+            raise InputError(
+                f"there are {count} nodes only",
+                at=f"edge ({i}, {j})",
+                fix=f"number nodes from 0 to {count - 1}",
+            )
         want = (len(problem.costs[i]), len(problem.costs[j]))
-        _check(
-            matrix.shape == want,
-            f"the matrix has shape {matrix.shape}, the strategies {want}",
-            at=at,
-            fix="give one row per strategy of the first node, one column per one of the second",
-        )
-        _check_dtypes(matrix, at=at)
+        if matrix.shape != want:
+            raise InputError(
+                f"the matrix has shape {matrix.shape}, the strategies {want}",
+                at=f"edge ({i}, {j})",
+                fix="give one row per strategy of the first node, one column per one of the second",
+            )
         if id(matrix) not in seen:
             seen.add(id(matrix))
-            _check_size(matrix, at=at)
+            _check_dtypes(matrix, at=f"edge ({i}, {j})")
+            _check_size(matrix, at=f"edge ({i}, {j})")

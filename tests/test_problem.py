@@ -206,5 +206,5 @@ def test_a_missing_file_is_said() -> None:
 
 def test_a_broken_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.json.gz").write_bytes(b"not gzip")
-    with pytest.raises(InputError, match="contest's JSON form"):
+    with pytest.raises(InputError, match="not gzipped"):
         load_problem(tmp_path / "p.json.gz")

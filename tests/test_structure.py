@@ -16,7 +16,7 @@ PACKAGE = ROOT / "autoshard"
 
 # A module may import modules of its own layer and of those above it in this list, never below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "given", "table", "shardings", "records", "child"),
+    ("errors", "given", "table", "shardings", "records", "child", "json_file"),
     (
         "traps",
         "graph",

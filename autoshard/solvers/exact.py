@@ -55,7 +55,9 @@ class ExactSolver:
         if problem.usage_limit is None:
             return Outcome(Search(net, record, rng, self.workers).run(), False)
         # Memory forbids most reductions, so first see whether it can be left out.
-        free = Record(replace(problem, usage_limit=None), deadline.share(_FREE_SHARE), record.tell)
+        free = Record(
+            replace(problem, usage_limit=None), deadline.share(_FREE_SHARE), _of_bounds(record.tell)
+        )
         if Search(net, free, rng, 0).run() and free.choices is None:
             return Outcome(True, False)
         if free.bound is not None:
@@ -80,6 +82,13 @@ class Outcome:
 
     finished: bool
     memory: bool
+
+
+def _of_bounds(tell: Callable[[Progress], None] | None) -> Callable[[Progress], None] | None:
+    """Tells of bounds alone: the choices found without the memory limit may not keep it."""
+    if tell is None:
+        return None
+    return lambda progress: tell(replace(progress, cost=None, choices=None))
 
 
 def _solution(record: Record, outcome: Outcome) -> Solution:
