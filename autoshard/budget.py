@@ -25,6 +25,7 @@ from autoshard.pricing import Priced
 from autoshard.problem import FORBIDDEN, Problem, evaluate
 from autoshard.reshard import layouts
 from autoshard.solvers import Progress, Solution, Solver, Status
+from autoshard.solvers.checked import Checked
 
 RAISES = 10
 """How often prices are raised at most."""
@@ -191,7 +192,7 @@ class Search:
     def _solve(
         self, problem: Problem, time_limit_s: float, hint: tuple[int, ...] | None
     ) -> Solution:
-        return self.solver.solve(
+        return Checked(self.solver, type(self.solver).__name__).solve(
             problem, time_limit_s=time_limit_s, hint=hint, progress=self.progress
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.metadata
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from autoshard.cli_plans import add_plan_commands
+from autoshard.cli_solve import add_solve_command
 from autoshard.errors import AutoshardError, InputError
 from autoshard.terminal import (
     EXIT_NO_RESULT,
@@ -116,66 +116,12 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--json", action="store_true", help="JSON instead of a table")
     calibrate.set_defaults(run=_calibrate)
 
-    solve = commands.add_parser("solve", help="solve a problem in the form of the ASPLOS contest")
-    solve.add_argument("problem", type=Path, help="a .json or .json.gz file")
-    solve.add_argument(
-        "--time-limit", type=float, default=60.0, metavar="SECONDS", help="default: 60"
-    )
-    solve.add_argument("--solver", default="exact", help="default: exact")
-    solve.add_argument("--seed", type=int, default=0, help="default: 0")
-    solve.add_argument("--json", action="store_true", help="JSON instead of text")
-    solve.set_defaults(run=_solve)
+    add_solve_command(commands)
 
     workloads = commands.add_parser("workloads", help="list the programs that come with autoshard")
     workloads.add_argument("--json", action="store_true", help="JSON instead of a table")
     workloads.set_defaults(run=_workloads)
     return parser
-
-
-def _solve(options: argparse.Namespace) -> int:
-    from autoshard.problem import load_problem
-    from autoshard.solvers import SOLVERS
-
-    if options.seed < 0:
-        raise InputError(f"the seed is {options.seed}", fix="give a seed of 0 or more")
-    if not options.time_limit > 0:
-        raise InputError(
-            f"the time limit is {options.time_limit} s", fix="give a positive number of seconds"
-        )
-    problem = load_problem(options.problem)
-    solver = SOLVERS[options.solver]
-    with progress("solving") as say:
-        solution = solver.solve(
-            problem,
-            time_limit_s=options.time_limit,
-            seed=options.seed,
-            progress=lambda p: say(f"{p.stage}, {p.nodes_left} nodes left, {p.seconds:.0f} s"),
-        )
-    if options.json:
-        print_json(
-            {
-                "problem": str(options.problem),
-                "solver": options.solver,
-                "status": solution.status.name,
-                "cost": solution.cost if solution.choices else None,
-                "lower_bound": solution.lower_bound,
-                "gap": solution.gap if math.isfinite(solution.gap) else None,
-                "peak_usage": solution.peak_usage,
-                "usage_limit": problem.usage_limit,
-                "seconds": solution.seconds,
-                "choices": solution.choices,
-            }
-        )
-    else:
-        print(f"{options.problem}: {len(problem.costs)} nodes, {len(problem.edges)} edges")
-        print(f"  {solution.status.value}")
-        if solution.choices:
-            bound = f"at least {solution.lower_bound:,}, gap {solution.gap:.4%}"
-            print(f"  cost {solution.cost:,} ({bound})")
-            limit = "" if problem.usage_limit is None else f" of {problem.usage_limit:,}"
-            print(f"  peak usage {solution.peak_usage:,}{limit} bytes")
-        print(f"  {solution.seconds:.2f} s")
-    return 0 if solution.choices else EXIT_NO_RESULT
 
 
 def _calibrate(options: argparse.Namespace) -> int:

@@ -79,8 +79,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("foreign",),
     ("api", "stablehlo"),
-    ("terminal", "typed"),
-    ("cli_plans",),
+    ("terminal", "typed", "solve_files", "solve_runs"),
+    ("cli_plans", "cli_solve"),
     ("cli", "__main__"),
 )
 # A plan opens these rooms above it when it is asked a question, inside the method that asks.

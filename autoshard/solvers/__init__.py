@@ -10,6 +10,7 @@ SOLVERS: Table[Solver] = Table(
     {
         "exact": "autoshard.solvers.exact:EXACT",
         "local": "autoshard.solvers.exact:LOCAL",
+        "ilp": "autoshard.solvers.ilp:ILP",
         "brute": "autoshard.solvers.brute:BRUTE_FORCE",
     },
 )
