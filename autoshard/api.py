@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any, overload
@@ -12,7 +12,9 @@ from typing import Any, overload
 import jax
 from jax.sharding import Mesh
 
+from autoshard.ahead import compile_lowered, validate_ahead
 from autoshard.child import UnsupportedError
+from autoshard.cost_models.aot import AheadOfTime
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InfeasibleError, InputError, warn_of_memory
 from autoshard.execute import Executable
@@ -41,6 +43,7 @@ from autoshard.tracing import (
     ResultTree,
     Traced,
     flatten,
+    is_planned,
     is_tracing,
     lower_with,
     module_of,
@@ -168,18 +171,29 @@ class Sharded:
         return self.compile(*args, **kwargs).cost_analysis()
 
     def validate(
-        self, *args: Any, repeats: int = 10, budget_s: float = 20.0, **kwargs: Any
+        self,
+        *args: Any,
+        repeats: int = 10,
+        budget_s: float = 20.0,
+        full: bool = False,
+        say: Callable[[str], None] | None = None,
+        **kwargs: Any,
     ) -> Validation:
         """Compile, run and time such a call, and hold the plan's figures against the outcome.
 
         The program is compiled afresh, because XLA's log is part of the report. Arguments are
         copied where the program would consume them. With a ``jax.ShapeDtypeStruct`` among the
-        arguments nothing runs, and there are no values and no times in the report.
+        arguments nothing runs, and there are no values and no times in the report. Nor is anything
+        run on a mesh of planned devices (:meth:`autoshard.cost_models.topology.Topology.mesh`):
+        the program is compiled ahead of time, by the compiler of those devices.
 
         Args:
             *args: As for a call.
             repeats: Timed calls at most, one or more.
             budget_s: Time for the timed calls [s].
+            full: For planned TPUs: compile to the end, which takes minutes and adds XLA's estimated
+                cycles, instead of until the program is scheduled.
+            say: Told how a compilation for planned devices goes.
             **kwargs: As for a call.
 
         Raises:
@@ -190,6 +204,10 @@ class Sharded:
         call = self._abstract(args, kwargs)
         key = call_key(self.convention, call)
         traced, plan = self._traced_for(call, key), self._plan(call, key)
+        if is_planned(self.mesh):
+            lowered = Lowered.of(traced, plan, self.partitioner)
+            result = lowered.compile_ahead(full=full, say=say)
+            return validate_ahead(plan, result, lowered.partitioner, lowered.fallback_reason)
         values = [call.leaves[i] for i in traced.signature.array_positions]
         abstract = any(isinstance(v, jax.ShapeDtypeStruct) for v in values)
         return validate(
@@ -363,6 +381,39 @@ class Lowered:
     def cost_analysis(self) -> Any:
         """What XLA says the whole program costs before it is split over devices."""
         return self.lowered.cost_analysis()
+
+    def compile_ahead(
+        self,
+        *,
+        full: bool = False,
+        deadline_s: float | None = None,
+        compiler_options: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> AheadOfTime:
+        """Compile for the planned devices of the mesh, which nobody has to own.
+
+        Args:
+            full: On TPU compile to the end, which takes minutes and adds XLA's estimated cycles,
+                instead of until the program is scheduled.
+            deadline_s: Time after which the compiler is ended [s]; None: five minutes, or an hour.
+            compiler_options: XLA's options by name.
+            say: Told how it goes.
+
+        Returns:
+            What became of it; what the compiler makes of a program is never an exception.
+
+        Raises:
+            InputError: The mesh is of real devices, or the compiler is not installed.
+        """
+        return compile_lowered(
+            self.lowered,
+            self.traced,
+            self.plan,
+            full=full,
+            deadline_s=deadline_s,
+            compiler_options=compiler_options,
+            say=say,
+        )
 
     def compile(self) -> Executable:
         """Compile for the devices of the mesh; a fallback to XLA's partitioner warns."""

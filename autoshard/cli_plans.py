@@ -10,10 +10,10 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import InputError
-from autoshard.terminal import check_folder, cpu_mesh, print_json, progress
+from autoshard.terminal import EXIT_NO_RESULT, check_folder, cpu_mesh, print_json, progress
 from autoshard.typed import (
     check_call,
     example,
@@ -24,6 +24,9 @@ from autoshard.typed import (
     parse_spec,
     positions,
 )
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 
 def add_plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,7 +42,23 @@ def add_plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
         "(by keyword), or a function that returns one; a StableHLO module needs none",
     )  # fmt: skip
     plan.add_argument("--mesh", required=True, help="axes and sizes, e.g. data=4,model=2")
-    plan.add_argument("--cost-model", help="e.g. v5e; default: this machine's CPU")
+    plan.add_argument(
+        "--topology", metavar="CHIP:SHAPE",
+        help="devices to plan for that nobody has to own, e.g. v5e:4x4, v5p:4x4x4, h100:8x4; "
+        "default: virtual CPU devices",
+    )  # fmt: skip
+    plan.add_argument(
+        "--compile", action="store_true",
+        help="also compile the program, for the topology with the compiler of its devices, and "
+        "hold the plan's figures against it",
+    )  # fmt: skip
+    plan.add_argument(
+        "--full", action="store_true",
+        help="compile to the end: minutes on TPU, and XLA's estimated cycles",
+    )  # fmt: skip
+    plan.add_argument(
+        "--cost-model", help="e.g. v5e; default: the topology's, or this machine's CPU"
+    )
     plan.add_argument("--memory-limit", metavar="BYTES", help="per device, e.g. 14GiB")
     plan.add_argument(
         "--pin", action="append", default=[], metavar="NAME=SPEC",
@@ -105,11 +124,10 @@ def _about_plan(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> int:
     check_folder(options.save)
     check_folder(options.write)
-    shape = parse_mesh(options.mesh)
     limit = None if options.memory_limit is None else parse_bytes(options.memory_limit)
     pins = dict(named_pin(text) for text in options.pin)
     donated, static = (positions(text) for text in (options.donate, options.static))
-    mesh = cpu_mesh(shape)
+    mesh = _mesh(options)
 
     from autoshard.api import Sharded, autoshard
 
@@ -135,15 +153,57 @@ def _plan(options: argparse.Namespace) -> int:
             progress=lambda p: say(f"{p.stage}, {p.nodes_left} decisions left, {p.seconds:.0f} s"),
         )
         plan = sharded.plan(*args, **kwargs)
+        validation = None
+        if options.compile:
+            args, kwargs = _shapes(args), _shapes(kwargs)
+            validation = sharded.validate(*args, full=options.full, say=say, **kwargs)
     if options.save is not None:
         plan.save(options.save)
     if options.write is not None:
         plan.write_stablehlo(options.write)
     if options.json:
-        print_json(plan.to_json())
+        told = plan.to_json()
+        print_json(
+            told if validation is None else {"plan": told, "validation": validation.to_json()}
+        )
     else:
         print(plan)
-    return 0
+        if validation is not None:
+            print(f"\n{validation}")
+    ahead = None if validation is None else validation.ahead
+    return 0 if ahead is None or ahead.outcome == "fits" else EXIT_NO_RESULT
+
+
+def _mesh(options: argparse.Namespace) -> Mesh:
+    """The mesh to plan for: of a topology's planned devices, or of virtual CPU devices."""
+    if options.topology is None:
+        if options.full:
+            raise InputError(
+                "--full is for the compiler of a topology", fix="give --topology and --compile too"
+            )
+        return cpu_mesh(parse_mesh(options.mesh))
+    if options.full and not options.compile:
+        raise InputError("--full says how to compile", fix="give --compile too")
+    import jax
+
+    from autoshard.cost_models.topology import Topology
+
+    jax.config.update("jax_platforms", "cpu")  # no TPU of this machine is looked for
+    topology = Topology(options.topology)
+    shape = parse_mesh(options.mesh, most=topology.devices)
+    return topology.mesh(dict(zip(shape.names, shape.sizes, strict=True)))
+
+
+def _shapes(tree: Any) -> Any:
+    """The same arguments without their values: what is only compiled is not run."""
+    import jax
+
+    def shape(leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct) or not hasattr(leaf, "dtype"):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(shape, tree)
 
 
 def _called(function: str, given: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.extend.core import jaxprs_in_params
 from jax.extend.mlir import ir
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef, tree_flatten_with_path, tree_unflatten
 
 from autoshard.cost_models.planned import PlannedDevice
@@ -288,18 +288,28 @@ def lower_with(
 
 
 def _lowered_onto(
-    mesh: Mesh, traced: Traced, arguments: Sequence[Sharding], results: Sequence[Sharding]
+    mesh: Mesh | AbstractMesh,
+    traced: Traced,
+    arguments: Sequence[Sharding],
+    results: Sequence[Sharding],
 ) -> jax.stages.Lowered:
     """Lower with results on ``mesh``."""
+    around: Mesh | AbstractMesh = traced.auto_mesh
+    if is_planned(traced.mesh):
+        mesh = around = traced.auto_mesh.abstract_mesh
     jitted = jax.jit(
         _fresh(traced),
         keep_unused=True,
         donate_argnums=traced.signature.donated,
-        in_shardings=named(traced.signature.arguments, arguments, traced.auto_mesh),
+        in_shardings=named(traced.signature.arguments, arguments, around),
         out_shardings=named(traced.results, results, mesh),
     )
     with mesh_set(traced.auto_mesh):
-        return jitted.lower(*_structs(traced))
+        platform = traced.mesh.devices.flat[0].platform
+        lowered: jax.stages.Lowered = jitted.trace(*_structs(traced)).lower(
+            lowering_platforms=(platform,)
+        )
+        return lowered
 
 
 def module_of(lowered: jax.stages.Lowered) -> ir.Module:
@@ -310,7 +320,7 @@ def module_of(lowered: jax.stages.Lowered) -> ir.Module:
 
 
 def named(
-    leaves: Sequence[Leaf], shardings: Sequence[Sharding], mesh: Mesh
+    leaves: Sequence[Leaf], shardings: Sequence[Sharding], mesh: Mesh | AbstractMesh
 ) -> tuple[NamedSharding, ...]:
     """The shardings of a lowered module's values as JAX takes them for the arrays."""
     nowhere = is_planned(mesh)

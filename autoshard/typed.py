@@ -28,8 +28,12 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def parse_mesh(text: str) -> MeshShape:
+def parse_mesh(text: str, *, most: int = MAX_VIRTUAL_DEVICES) -> MeshShape:
     """A mesh as it is typed: ``data=4,model=2``.
+
+    Args:
+        text: What was typed.
+        most: Devices that it may have.
 
     Raises:
         InputError: Says which part cannot be read.
@@ -61,11 +65,12 @@ def parse_mesh(text: str) -> MeshShape:
             )
         names.append(name)
         sizes.append(int(size))
-    if math.prod(sizes) > MAX_VIRTUAL_DEVICES:
+    if math.prod(sizes) > most:
         raise InputError(
             f"the mesh has {math.prod(sizes)} devices",
             at=f"mesh {text!r}",
-            fix=f"use at most {MAX_VIRTUAL_DEVICES}: they are threads of this machine",
+            fix=f"use at most {most}"
+            + (": they are threads of this machine" if most == MAX_VIRTUAL_DEVICES else ""),
         )
     return MeshShape(tuple(names), tuple(sizes))
 

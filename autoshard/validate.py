@@ -16,12 +16,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from autoshard.cost_models.aot import AheadOfTime
 from autoshard.cost_models.compiled import Collective, CompiledProgram, read_compiled
 from autoshard.cost_models.protocol import wire_bytes
 from autoshard.execute import Executable
@@ -43,12 +44,14 @@ class Figures:
         collective_bytes: Bytes that one device sends.
         peak_bytes: Arguments + results + temporaries - aliased [bytes].
         step_s: Time of the call [s].
+        hbm_bytes: Bytes read from and written to main memory.
     """
 
     flops: float | None = None
     collective_bytes: float | None = None
     peak_bytes: int | None = None
     step_s: float | None = None
+    hbm_bytes: float | None = None
 
     def to_json(self) -> dict[str, float | int | None]:
         """As plain JSON values."""
@@ -92,6 +95,9 @@ class Validation:
         partitioner: Who wrote the program of one device.
         fallback_reason: Why that is XLA although Shardy was asked for; else empty.
         memory_limit: What the plan was to fit into [bytes per device]; None without a limit.
+        ahead: The compilation, where it was one for devices that nobody has to own.
+        unknown_trip_counts: Loops of the compiled program that are counted once, because its text
+            does not tell how often they run.
     """
 
     predicted: Figures
@@ -108,16 +114,25 @@ class Validation:
     partitioner: str = "xla"
     fallback_reason: str = ""
     memory_limit: int | None = None
+    ahead: AheadOfTime | None = None
+    unknown_trip_counts: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
+        """As plain JSON values; of an ahead-of-time compilation without the program's text."""
+        told = asdict(replace(self, ahead=None))
+        return {**told, "ahead": None if self.ahead is None else self.ahead.to_json()}
 
     def __str__(self) -> str:
+        heading = [] if self.ahead is None else [str(self.ahead)]
+        rows = heading + self._rows()
+        return "\n".join(rows)
+
+    def _rows(self) -> list[str]:
         rows = [f"{'':18}{'predicted':>14}{'compiled':>14}{'measured':>14}"]
         for label, name, show in (
             ("FLOP in products", "flops", lambda v: f"{v:.6g}"),
             ("bytes sent", "collective_bytes", nbytes),
+            ("memory traffic", "hbm_bytes", nbytes),
             ("peak memory", "peak_bytes", nbytes),
             ("step time", "step_s", seconds),
         ):
@@ -140,12 +155,12 @@ class Validation:
                 f"largest relative error of the values: {self.max_relative_error:.2e}{where}"
             )
         rows.append(f"involuntary rematerializations: {self.involuntary_remat}")
-        for label, names in (
+        for label, lines in (
             ("collectives the plan cannot name", self.unnamed_collectives),
             ("planned collectives that are not there", self.absent_collectives),
         ):
-            rows.append(f"{label}: {len(names)}")
-            rows += [f"  {n}" for n in names[:8]]
+            rows.append(f"{label}: {len(lines)}")
+            rows += [f"  {line}" for line in lines[:8]]
         if self.disagreements:
             rows.append("where they part, worst first:")
             rows += [
@@ -153,7 +168,10 @@ class Validation:
                 f"{d.compiled:.6g} compiled"
                 for d in self.disagreements[:5]
             ]
-        return "\n".join(rows)
+        if self.unknown_trip_counts:
+            names = ", ".join(self.unknown_trip_counts[:8])
+            rows.append(f"loops of unknown length, counted once: {names}")
+        return rows
 
 
 def validate(
@@ -179,28 +197,52 @@ def validate(
         executable = compile_()
     compile_s = time.perf_counter() - start
     program = read_compiled(executable.compiled)
-    unnamed, absent = match_collectives(plan.collectives, program.collectives)
     error, worst = None, ""
     trials: tuple[float, ...] = ()
     if values is not None:
         error, worst = value_error(executable, values)
         trials = step_times(executable, values, repeats=repeats, budget_s=budget_s)
-    p = plan.predicted
-    return Validation(
-        predicted=Figures(p.flops, p.collective_bytes, p.peak_bytes, p.step_s),
-        compiled=Figures(program.flops, program.collective_bytes, program.peak_bytes),
+    return replace(
+        compared(plan, program),
         measured=Figures(step_s=statistics.median(trials) if trials else None),
         trials_s=trials,
         max_relative_error=error,
         worst_value=worst,
-        unnamed_collectives=unnamed,
-        absent_collectives=absent,
         involuntary_remat=len(REMAT.findall(log[0])),
-        disagreements=disagreements(plan, program),
         compile_s=compile_s,
         partitioner=executable.partitioner,
         fallback_reason=executable.fallback_reason,
+    )
+
+
+def compared(plan: Plan, program: CompiledProgram | None) -> Validation:
+    """A plan held against a compiled program, or against none; nothing is run."""
+    p = plan.predicted
+    unnamed: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    if program is not None:
+        unnamed, absent = match_collectives(plan.collectives, program.collectives)
+    return Validation(
+        predicted=Figures(p.flops, p.collective_bytes, p.peak_bytes, p.step_s, p.hbm_bytes),
+        compiled=Figures()
+        if program is None
+        else Figures(
+            program.flops,
+            program.collective_bytes,
+            program.peak_bytes,
+            hbm_bytes=program.hbm_bytes,
+        ),
+        measured=Figures(),
+        trials_s=(),
+        max_relative_error=None,
+        worst_value="",
+        unnamed_collectives=unnamed,
+        absent_collectives=absent,
+        involuntary_remat=0,
+        disagreements=() if program is None else disagreements(plan, program),
+        compile_s=0.0,
         memory_limit=plan.memory_limit,
+        unknown_trip_counts=() if program is None else program.unknown_trip_counts,
     )
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -101,12 +101,15 @@ class Source:
         mesh: Names and sizes of the axes that its shardings name.
         arguments: Its arguments.
         results: Its results.
+        identity: What makes two programs the same one, e.g. the module's text without the call
+            stacks in which it was traced; empty: ``module``.
     """
 
     module: bytes = field(repr=False)
     mesh: tuple[tuple[str, int], ...]
     arguments: tuple[Port, ...]
     results: tuple[Port, ...]
+    identity: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,32 @@ class AheadOfTime:
         """
         return read_hlo(self.hlo, memory=self.memory) if self.hlo else None
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values, without the program's text and schedule."""
+        told: dict[str, Any] = plain(replace(self, hlo="", schedule=None))
+        del told["hlo"], told["schedule"]
+        if self.schedule is not None:
+            told["xla_estimated_s"] = self.schedule.total_s
+            told["xla_estimated_exposed_communication_s"] = self.schedule.wasted_s
+        return told
+
+    def __str__(self) -> str:
+        way = "compiled to the end" if self.full else "compiled until scheduled"
+        if self.outcome not in ("fits", "out of memory"):
+            return f"for {self.target}: {self.outcome}: {self.message}"
+        rows = [f"for {self.target}, {way} in {self.compile_s:.1f} s: {self.outcome}"]
+        if self.needed_bytes is not None and self.available_bytes is not None:
+            rows[0] += (
+                f": XLA needs {self.needed_bytes / 2**30:.2f} GiB of "
+                f"{self.available_bytes / 2**30:.2f} GiB"
+            )
+        if self.schedule is not None:
+            rows.append(
+                f"XLA's estimate, loop bodies counted once: {self.schedule.total_s * 1e3:.3g} ms, "
+                f"of which {self.schedule.wasted_s * 1e3:.3g} ms wait for communication"
+            )
+        return "\n".join(rows)
+
 
 def compile_ahead(
     source: Source,
@@ -180,7 +209,7 @@ def compile_ahead(
     """
     library = _library(target.platform)
     options = dict(compiler_options or {})
-    request = {
+    request: dict[str, Any] = {
         "platform": target.platform,
         "topology": target.topology,
         "topology_options": target.topology_options,
@@ -193,7 +222,7 @@ def compile_ahead(
     kept = cache_folder() if folder is None else folder
     whole = full or target.platform != "tpu"
     asked = json.dumps([request, whole, library], sort_keys=True)
-    key = key_of(asked.encode(), source.module)
+    key = key_of(asked.encode(), source.identity or source.module)
     if (found := load(kept, key)) is not None:
         return replace(record(AheadOfTime, found, "a kept compilation"), cached=True)
     limit_s = deadline_s or (FULL_DEADLINE_S if whole else QUICK_DEADLINE_S)
@@ -319,7 +348,7 @@ def _read(place: Path, target: Target, whole: bool, end: _End, limit_s: float) -
     memory = buffer_sizes(buffers) if buffers else None
     if "error" in told:
         message = str(told["error"])
-        sizes = exceeded(message)
+        needed, available = exceeded(message) or (None, None)
         full_up = "RESOURCE_EXHAUSTED" in message
         return AheadOfTime(
             target.name,
@@ -328,13 +357,16 @@ def _read(place: Path, target: Target, whole: bool, end: _End, limit_s: float) -
             whole,
             scheduled if full_up else "",
             memory if full_up else None,
-            *(sizes or (None, None)),
-            schedule=schedule,
+            needed,
+            available,
+            schedule,
         )
     compiled = place / "compiled.txt"
     if told and compiled.exists():
         scheduled = compiled.read_text("utf-8")
-        memory = record(MemorySizes, told["memory"], "memory") if told["memory"] else memory
+        # XLA:TPU's own verdict goes by the buffers; its memory_analysis counts up to a third more.
+        if memory is None and told["memory"]:
+            memory = record(MemorySizes, told["memory"], "memory")
     return AheadOfTime(target.name, "fits", "", whole, scheduled, memory, schedule=schedule)
 
 

@@ -49,7 +49,7 @@ def _die_with(parent: int) -> None:
 
 def _devices(request: dict[str, Any]) -> list[Any]:
     """The devices in the order in which the program numbers them."""
-    options = {name: value for name, value in request["topology_options"]}
+    options: dict[str, Any] = dict(request["topology_options"])
     found = topologies.get_topology_desc(
         request["topology"], platform=request["platform"], **options
     ).devices
@@ -86,12 +86,12 @@ def _compile(request: dict[str, Any], folder: Path) -> dict[str, Any]:
             held.body.append(op)
     compiled = lowered.compile(compiler_options=dict(request["compiler_options"]))
     (folder / "compiled.txt").write_text(compiled.as_text() or "", "utf-8")
-    sizes = compiled.memory_analysis()
-    memory = sizes and {
-        "argument_bytes": sizes.argument_size_in_bytes,
-        "output_bytes": sizes.output_size_in_bytes,
-        "temp_bytes": sizes.temp_size_in_bytes,
-        "alias_bytes": sizes.alias_size_in_bytes,
+    found: Any = compiled.memory_analysis()
+    memory = found and {
+        "argument_bytes": found.argument_size_in_bytes,
+        "output_bytes": found.output_size_in_bytes,
+        "temp_bytes": found.temp_size_in_bytes,
+        "alias_bytes": found.alias_size_in_bytes,
     }
     return {"memory": memory}
 

@@ -19,6 +19,7 @@ from autoshard.cost_models.hlo import Computation, HloModule, Instruction, parse
 from autoshard.cost_models.hlo_flops import matmul_flops, opaque_target
 from autoshard.cost_models.hlo_groups import Groups, permute_groups, replica_groups
 from autoshard.cost_models.hlo_loops import CallSites, call_sites, executions
+from autoshard.cost_models.hlo_traffic import traffic
 from autoshard.cost_models.protocol import CollectiveKind, wire_bytes
 from autoshard.shardings import MeshShape
 
@@ -126,6 +127,7 @@ class CompiledProgram:
         fusions: Fusion instructions in the text.
         unknown_trip_counts: Loops whose trip count the text does not tell; counted once.
         opaque_calls: Targets of custom calls, whose work is not counted.
+        hbm_bytes: Bytes read from and written to main memory, counted where fusions begin and end.
     """
 
     flops_by_op: tuple[DotCost, ...]
@@ -134,6 +136,7 @@ class CompiledProgram:
     fusions: int
     unknown_trip_counts: tuple[str, ...]
     opaque_calls: tuple[str, ...]
+    hbm_bytes: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -217,6 +220,7 @@ def read_hlo(text: str, *, memory: MemorySizes | None = None) -> CompiledProgram
     runs, unknown = executions(module, sites, weights)
     instructions = [i for name in runs for i in computations[name].instructions]
     opaque = (opaque_target(instruction) for instruction in instructions)
+    fused = {c for i in instructions if i.opcode == "fusion" for c in i.called}
     return CompiledProgram(
         flops_by_op=tuple(replace(d, trips=n) for name, n in runs.items() for d in dots[name]),
         collectives=tuple(
@@ -226,6 +230,12 @@ def read_hlo(text: str, *, memory: MemorySizes | None = None) -> CompiledProgram
         fusions=sum(instruction.opcode == "fusion" for instruction in instructions),
         unknown_trip_counts=unknown,
         opaque_calls=tuple(dict.fromkeys(target for target in opaque if target)),
+        hbm_bytes=sum(
+            times * traffic(instruction, computations[name], computations)
+            for name, times in runs.items()
+            if name not in fused
+            for instruction in computations[name].instructions
+        ),
     )
 
 

@@ -280,6 +280,20 @@ def test_a_kind_without_its_number_is_answered_with_ops_of_it(
     assert "did you mean dot_general #" in capsys.readouterr().err
 
 
+def test_a_plan_for_a_topology_needs_none_of_its_devices(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = folder / "shell_program.py"
+    words = ["plan", f"{module}:train_step", "--mesh", "data=16,model=4", "--donate", "0"]
+    words += ["--example", f"{module}:example", "--topology", "v5p:4x4x4"]
+    assert main(words) == 0
+    assert "64 devices), cost model v5p" in capsys.readouterr().out
+    assert main([*words, "--full"]) == 2
+    assert "give --compile too" in capsys.readouterr().err
+    assert main([*words, "--mesh", "data=128"]) == 2
+    assert "use at most 64" in capsys.readouterr().err
+
+
 def test_a_plan_that_is_not_there_is_called_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("unknown",),
     ("planner",),
     ("validate", "report", "diff", "replan", "subject", "finding"),
+    ("ahead",),
     ("question", "remedy"),
     ("explain", "why", "lint", "lint_rules", "lint_hints"),
     ("search",),
