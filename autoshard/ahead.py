@@ -54,7 +54,7 @@ def compile_lowered(
     mesh = zip(plan.mesh.names, plan.mesh.sizes, strict=True)
     source = Source(
         bytecode.getvalue(),
-        tuple(mesh),
+        tuple((str(name), size) for name, size in mesh),
         tuple(
             Port(leaf.shape, str(leaf.dtype), sharding[: len(leaf.shape)])
             for leaf, sharding in zip(

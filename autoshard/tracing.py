@@ -116,9 +116,9 @@ def is_tracing(mesh: Mesh) -> bool:
         return True
 
 
-def is_planned(mesh: Mesh) -> bool:
-    """Whether the mesh is of planned devices, which are nowhere."""
-    return isinstance(mesh.devices.flat[0], PlannedDevice)
+def is_planned(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether the mesh is of planned devices, which are nowhere, or of none."""
+    return isinstance(mesh, AbstractMesh) or isinstance(mesh.devices.flat[0], PlannedDevice)
 
 
 @contextmanager

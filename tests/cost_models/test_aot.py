@@ -265,7 +265,8 @@ def test_a_step_planned_for_a_tpu_slice_compiles_to_the_flops_and_memory_foresee
         def loss(w: jax.Array) -> jax.Array:
             return ((x @ w).astype(jnp.float32) ** 2).mean()
 
-        return w - 0.1 * jax.grad(loss)(w)
+        new: jax.Array = w - 0.1 * jax.grad(loss)(w)
+        return new
 
     w = jax.ShapeDtypeStruct((8192, 16384), jnp.bfloat16)
     x = jax.ShapeDtypeStruct((65536, 8192), jnp.bfloat16)
@@ -292,6 +293,13 @@ def test_a_step_planned_for_a_tpu_slice_compiles_to_the_flops_and_memory_foresee
     assert too_much.ahead.outcome == "out of memory"
     assert too_much.ahead.needed_bytes is not None
     assert too_much.ahead.needed_bytes > 32 * 2**30
+
+
+def test_a_plan_on_planned_devices_is_lowered_for_their_platform() -> None:
+    mesh = Topology("v5e:2x2").mesh({"data": 2, "model": 2})
+    lowered = autoshard(lambda x: x @ x, mesh).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    assert "sdy.sharding_constraint" in lowered.as_text()
+    assert '"data"=2, "model"=2' in lowered.as_text()
 
 
 def test_devices_of_this_machine_are_not_compiled_for_ahead_of_time() -> None:
