@@ -16,6 +16,8 @@ from autoshard.cost_models.planned import PlannedDevice
 from autoshard.errors import InputError
 from autoshard.plan import Plan
 from autoshard.program import operations, source_of
+from autoshard.shardings import Sharding
+from autoshard.signature import Leaf
 from autoshard.tracing import Traced, module_of
 from autoshard.validate import Validation, compared
 
@@ -50,18 +52,17 @@ def compile_lowered(
     module.operation.write_bytecode(bytecode)
     # Locations hold the whole call stack; the user's line alone tells one program from another.
     lines = [source_of(op) for op in operations(module.body)]
-    text = module.operation.get_asm(enable_debug_info=False)
-    mesh = zip(plan.mesh.names, plan.mesh.sizes, strict=True)
+    text = str(module.operation.get_asm(enable_debug_info=False))
     source = Source(
         bytecode.getvalue(),
-        tuple((str(name), size) for name, size in mesh),
+        tuple(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
         tuple(
-            Port(leaf.shape, str(leaf.dtype), sharding[: len(leaf.shape)])
+            _port(leaf, sharding)
             for leaf, sharding in zip(
                 traced.signature.arguments, plan.argument_shardings, strict=True
             )
         ),
-        tuple(Port(leaf.shape, str(leaf.dtype), ()) for leaf in traced.results),
+        tuple(_port(leaf, ()) for leaf in traced.results),
         "\n".join((text, *lines)).encode(),
     )
     return compile_ahead(
@@ -73,6 +74,14 @@ def compile_lowered(
         folder=folder,
         say=say,
     )
+
+
+def _port(leaf: Leaf, sharding: Sharding) -> Port:
+    """An argument or result as the module has it: typed keys are arrays of words there."""
+    array: Any = leaf.abstract
+    if leaf.is_key:
+        array = jax.eval_shape(jax.random.key_data, array)
+    return Port(tuple(array.shape), str(array.dtype), sharding)
 
 
 def validate_ahead(plan: Plan, result: AheadOfTime, partitioner: str, reason: str) -> Validation:

@@ -417,6 +417,12 @@ class Lowered:
 
     def compile(self) -> Executable:
         """Compile for the devices of the mesh; a fallback to XLA's partitioner warns."""
+        if is_planned(self.traced.mesh):
+            raise InputError(
+                f"the devices of {self.traced.mesh.devices.flat[0].topology} are planned, nothing "
+                "can run on them",
+                fix="call compile_ahead() here, or validate(...) of the sharded function",
+            )
         shardings = named(
             self.traced.signature.arguments, self.plan.argument_shardings, self.traced.mesh
         )
