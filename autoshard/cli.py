@@ -1,4 +1,4 @@
-"""The command line: plans and questions about them, demo, validate, calibrate, solve, workloads.
+"""The command line: plans and questions about them, demo, validate, calibrate, solve, bench...
 
 Results go to standard output, as text or, with ``--json``, as JSON and nothing else; signs of life
 go to standard error. What a user can mend is printed as an error's text, with exit status 2.
@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from autoshard.cli_bench import add_bench_command
 from autoshard.cli_plans import add_plan_commands
 from autoshard.cli_solve import add_solve_command
 from autoshard.errors import AutoshardError, InputError
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.set_defaults(run=_calibrate)
 
     add_solve_command(commands)
+    add_bench_command(commands)
 
     workloads = commands.add_parser("workloads", help="list the programs that come with autoshard")
     workloads.add_argument("--json", action="store_true", help="JSON instead of a table")
