@@ -74,6 +74,13 @@ def add_plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
         "--write", type=Path, metavar="FILE",
         help="write the program with its shardings: StableHLO as .mlir (text) or .mlirbc",
     )  # fmt: skip
+    plan.add_argument(
+        "--save-problem", type=Path, metavar="FILE",
+        help="write the problem that was solved, .json or .json.gz, for `autoshard solve`",
+    )  # fmt: skip
+    plan.add_argument(
+        "--pareto", action="store_true", help="instead of one plan: time against memory"
+    )
     plan.add_argument("--json", action="store_true", help="the plan as JSON instead of text")
     plan.set_defaults(run=_plan)
 
@@ -124,12 +131,14 @@ def _about_plan(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> int:
     check_folder(options.save)
     check_folder(options.write)
+    check_folder(options.save_problem)
     limit = None if options.memory_limit is None else parse_bytes(options.memory_limit)
     pins = dict(named_pin(text) for text in options.pin)
     donated, static = (positions(text) for text in (options.donate, options.static))
     mesh = _mesh(options)
 
     from autoshard.api import Sharded, autoshard
+    from autoshard.problem import save_problem
 
     # What the caller's own code prints is no part of the result.
     with contextlib.redirect_stdout(sys.stderr), progress(f"planning {options.function}") as say:
@@ -157,10 +166,15 @@ def _plan(options: argparse.Namespace) -> int:
         if options.compile:
             args, kwargs = _shapes(args), _shapes(kwargs)
             validation = sharded.validate(*args, full=options.full, say=say, **kwargs)
+        front = plan.pareto(time_limit_s=options.time_limit, say=say) if options.pareto else None
+    if options.save_problem is not None:
+        save_problem(plan.problem(), options.save_problem)
     if options.save is not None:
         plan.save(options.save)
     if options.write is not None:
         plan.write_stablehlo(options.write)
+    if front is not None:
+        return _tell(front, options.json)
     if options.json:
         told = plan.to_json()
         print_json(

@@ -75,8 +75,9 @@ def add_solve_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
         "--check", type=Path, metavar="FILE", help="count this solution anew; solve nothing"
     )
     how.add_argument(
-        "--compare", action="store_true", help="all solvers side by side, each in its own process"
-    )
+        "--compare", nargs="?", const=",".join(SOLVERS), metavar="A,B",
+        help="solvers side by side, each in its own process; default: all",
+    )  # fmt: skip
     how.add_argument(
         "--pareto", action="store_true", help="cost against peak memory, and what a GiB is worth"
     )
@@ -260,10 +261,13 @@ def _check(options: argparse.Namespace, problem: Problem) -> int:
 
 
 def _compare(options: argparse.Namespace, problem: Problem) -> int:
+    names = options.compare.split(",")
+    for name in names:
+        _ = SOLVERS[name]  # refused before the first runs
     runs: list[dict[str, Any]] = []
     stopped = False
     console = Console(stderr=True)
-    for name in SOLVERS:
+    for name in names:
         if console.is_terminal:
             console.print(f"{name}, up to {options.time_limit:g} s ...", style="dim")
         try:

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from autoshard.execute import Executable, Placement
     from autoshard.explain import Explanation
     from autoshard.finding import Lint
+    from autoshard.problem import Problem
     from autoshard.solvers import Solver
+    from autoshard.tradeoff import PlanFront
     from autoshard.why import Reason
 
 
@@ -283,6 +285,42 @@ class Plan:
             )
 
         return diff(self, other)
+
+    def problem(self) -> Problem:
+        """The sharding problem that this plan solves, in numbers.
+
+        Costs are picoseconds, usages bytes on one device, and the usage limit is the plan's memory
+        limit. ``autoshard.problem.save_problem`` writes it for another solver. The plan itself was
+        found by pricing memory and counts its peak more closely than the problem's usages do.
+
+        Raises:
+            InputError: The plan cannot be priced again.
+        """
+        from autoshard.replan import Replanner
+
+        return Replanner.of(self).priced.problem
+
+    def pareto(
+        self,
+        *,
+        points: int = 8,
+        time_limit_s: float = 60.0,
+        say: Callable[[str], None] = lambda what: None,
+    ) -> PlanFront:
+        """Time against memory: plans from the fastest to the leanest, and the price of a GiB.
+
+        Args:
+            points: Memory limits to plan for at most.
+            time_limit_s: Time for all of them together [s].
+            say: Told what is being done.
+
+        Raises:
+            InputError: The plan cannot be priced again.
+        """
+        from autoshard.replan import Replanner
+        from autoshard.tradeoff import plan_front
+
+        return plan_front(Replanner.of(self), points=points, time_limit_s=time_limit_s, say=say)
 
     def to_partition_specs(self) -> str:
         """Source text that gives the ``PartitionSpec`` of every argument and result.

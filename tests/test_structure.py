@@ -76,7 +76,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("validate", "report", "diff", "replan", "subject", "finding"),
     ("ahead",),
     ("question", "remedy"),
-    ("explain", "why", "lint", "lint_rules", "lint_hints"),
+    ("explain", "why", "tradeoff", "lint", "lint_rules", "lint_hints"),
     ("search",),
     ("foreign",),
     ("api", "stablehlo"),
@@ -87,7 +87,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 # A plan opens these rooms above it when it is asked a question, inside the method that asks.
 DOORS: dict[str, frozenset[str]] = {
-    "plan": frozenset({"diff", "explain", "finding", "lint", "module_text", "replan", "why"}),
+    "plan": frozenset(
+        {"diff", "explain", "finding", "lint", "module_text", "replan", "tradeoff", "why"}
+    ),
 }
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 
