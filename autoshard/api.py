@@ -583,6 +583,14 @@ def _checked_mesh(mesh: Any) -> Mesh:
             at=f"mesh {dict(mesh.shape)}",
             fix=f"make one such as {example}",
         )
+    # XLA ends the process over names with characters beyond ASCII; Shardy cannot read quotes.
+    unreadable = [n for n in mesh.axis_names if not n.isascii() or not n.isprintable() or '"' in n]
+    if unreadable:
+        raise InputError(
+            f"mesh axis {unreadable[0]!r} has a name that XLA cannot read",
+            at=f"mesh {dict(mesh.shape)}",
+            fix="name axes by ASCII letters, digits and '_'",
+        )
     return mesh
 
 
