@@ -36,6 +36,10 @@ HALVINGS = 2
 PATIENCE = 4
 """After so many raises that made no plan leaner the search gives up."""
 
+GOALS = (1.0, 0.85, 0.7)
+"""Shares of the limit that prices are raised towards, one after another until a plan fits: prices
+grow with what exceeds the goal, and what exceeds a limit that is nearly met is next to nothing."""
+
 UNHELD = 0.3
 """Price of what could be held at an overfull moment but is not, as a share of what is: the plan
 after might hold it then."""
@@ -139,24 +143,17 @@ class Search:
         memory: Footprint,
     ) -> tuple[Plan, Solution]:
         enough = max(1.0, 2 * first.seconds)
-        count = len(self.graph.values)
-        low = Prices(0.0, np.zeros(count), np.zeros(count))
-        by = max(1, first.cost) / limit
-        hint, best, high = first.choices, None, low
-        idle = 0
-        for _ in range(RAISES):
-            low, high, by = high, high.raised(self.graph, memory, limit, by), 2 * by
-            hint, plan, memory = self._under(free, high, enough, hint)
-            if memory.peak_bytes <= limit:
-                best = plan, hint
-                break
-            idle += 1
-            if memory.peak_bytes < least.predicted.peak_bytes:
-                least, idle = plan, 0
-            if idle == PATIENCE or time.perf_counter() > deadline:
+        for share in GOALS:
+            low, high, best, leaner = self._towards(
+                int(share * limit), limit, free, deadline, first, memory
+            )
+            if leaner.predicted.peak_bytes < least.predicted.peak_bytes:
+                least = leaner
+            if best is not None or time.perf_counter() > deadline:
                 break
         if best is None:
             raise self._too_large(limit, least)
+        hint = best[1]
         for _ in range(HALVINGS):
             if time.perf_counter() > deadline:
                 break
@@ -180,6 +177,40 @@ class Search:
             peak_usage=found.peak_usage,
             seconds=seconds,
         )
+
+    def _towards(
+        self,
+        goal: int,
+        limit: int,
+        free: Problem,
+        deadline: float,
+        first: Solution,
+        memory: Footprint,
+    ) -> tuple[Prices, Prices, tuple[Plan, tuple[int, ...]] | None, Plan]:
+        """Raise prices until a plan fits the limit or none gets leaner.
+
+        Returns:
+            Prices before and after the last raise, the plan that fits and its choices, if there is
+            one, and the leanest plan.
+        """
+        count = len(self.graph.values)
+        low = high = Prices(0.0, np.zeros(count), np.zeros(count))
+        by, idle, hint = max(1, first.cost) / limit, 0, first.choices
+        least: Plan | None = None
+        fewest = memory.peak_bytes
+        for _ in range(RAISES):
+            low, high, by = high, high.raised(self.graph, memory, goal, by), 2 * by
+            hint, plan, memory = self._under(free, high, max(1.0, 2 * first.seconds), hint)
+            if least is None or memory.peak_bytes < least.predicted.peak_bytes:
+                least = plan
+            if memory.peak_bytes <= limit:
+                return low, high, (plan, hint), least
+            idle = 0 if memory.peak_bytes < fewest else idle + 1
+            fewest = min(fewest, memory.peak_bytes)
+            if idle == PATIENCE or time.perf_counter() > deadline:
+                break
+        assert least is not None
+        return low, high, None, least
 
     def _under(
         self, free: Problem, prices: Prices, time_limit_s: float, hint: tuple[int, ...]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoshard import autoshard
 from autoshard.budget import Prices, priced_problem, windows
 from autoshard.errors import InfeasibleError
 from autoshard.interpret import interpret
@@ -19,7 +20,7 @@ from autoshard.pricing import price
 from autoshard.problem import FORBIDDEN
 from autoshard.solvers import Status
 from autoshard.solvers.exact import ExactSolver
-from tests.lowering import MESH, Simple, boundaries, graph_of, lowered, module_of
+from tests.lowering import MESH, Simple, boundaries, graph_of, lowered, mesh_of, module_of
 
 # Splitting the weights costs time, so without a limit every device holds them whole.
 W = np.ones((64, 64), np.float32)
@@ -59,6 +60,29 @@ def test_under_a_limit_the_plan_changes_until_it_fits_and_costs_no_less() -> Non
     bound = limited.solver.objective_s * (1 - limited.solver.gap)
     assert bound == pytest.approx(free.solver.objective_s)
     assert limited.memory_limit == limit
+
+
+def moments(w: Any, m: Any, x: jax.Array) -> Any:
+    """A step of gradient descent with momentum, through three layers."""
+    loss, grads = jax.value_and_grad(lambda w: jnp.mean(layers(x, *w) ** 2))(w)
+    m = jax.tree.map(lambda m, g: 0.9 * m + g, m, grads)
+    return jax.tree.map(lambda w, m: w - m, w, m), m, loss
+
+
+@pytest.mark.slow
+def test_a_limit_is_met_wherever_a_plan_under_a_lower_one_would_meet_it() -> None:
+    arguments = ([W, W, W], [W, W, W], X)
+    step = autoshard(moments, mesh_of(8), donate_argnums=(0, 1))
+    peak = step.plan(*arguments).predicted.peak_bytes
+    met = []
+    for limit in range(peak - 1, peak // 3, -peak // 20):
+        limited = autoshard(moments, mesh_of(8), donate_argnums=(0, 1), memory_limit=limit)
+        try:
+            met.append(limited.plan(*arguments).predicted.peak_bytes <= limit)
+        except InfeasibleError:
+            met.append(False)
+    assert met[0]
+    assert met == sorted(met, reverse=True)
 
 
 def test_arguments_that_cannot_fit_are_named_before_anything_is_solved() -> None:
