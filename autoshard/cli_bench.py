@@ -82,7 +82,8 @@ def _solver(options: argparse.Namespace) -> int:
     if options.write is not None and rows:
         text = solver_bench.markdown(rows, options.solver, options.seed)
         solver_bench.write_table(options.write, options.source, text)
-    return 0 if len(rows) == len(cases) else EXIT_NO_RESULT
+    kept = len(rows) == len(cases) and not any(row.overdue or row.error for row in rows)
+    return 0 if kept else EXIT_NO_RESULT
 
 
 def _limit(text: str) -> float | None:

@@ -7,6 +7,7 @@ import math
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +123,17 @@ def front_json(points: Sequence[Point], *, choices: bool = True) -> list[dict[st
 
 def front_chart(points: Sequence[Point], title: str) -> str:
     """Cost against peak memory, with the proved bounds, as SVG."""
-    gib = [point.peak_usage / GIB for point in points]
-    costs = [float(point.cost) for point in points]
-    bounds = [float(max(point.lower_bound, -FORBIDDEN // 2)) for point in points]
-    known = [b for b, point in zip(bounds, points, strict=True) if point.lower_bound > -FORBIDDEN]
-    curves = [Curve("cost", tuple(zip(gib, costs, strict=True)), COLOURS[0], dots=True)]
-    if len(known) == len(points) and known != costs:
-        line = tuple(zip(gib, bounds, strict=True))
-        curves.append(Curve("proved bound", line, COLOURS[0], dashed=True))
+    rising = list(reversed(points))  # leanest first: what fits less memory fits more
+    gib = [point.peak_usage / GIB for point in rising]
+    costs = [float(point.cost) for point in rising]
+    line = tuple(zip(gib, costs, strict=True))
+    curves = [Curve("cost", line, COLOURS[0], stepped=True, dots=True)]
+    known = [float(p.lower_bound) for p in rising if p.lower_bound > -FORBIDDEN]
+    if len(known) == len(rising):
+        # A bound for some memory holds for less as well.
+        steps = [(x, b) for x, pair in zip(gib, pairwise(known), strict=False) for b in pair]
+        steps.append((gib[-1], known[-1]))
+        curves.append(Curve("proved bound", tuple(steps), COLOURS[1], dashed=True))
     return chart(
         title,
         curves,

@@ -73,6 +73,7 @@ class Row:
         peak_rss_bytes: The most memory the process held, Python and JAX included [bytes].
         best: The least cost known from elsewhere.
         optimum: The proved optimum known from elsewhere.
+        overdue: The solver had not ended a tenth of its time and 2 s after it, and was left.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Row:
     peak_rss_bytes: int | None = None
     best: int | None = None
     optimum: int | None = None
+    overdue: bool = False
 
 
 def contest(folder: Path) -> Iterator[Case]:
@@ -163,6 +165,7 @@ def bench(
             seconds=run["seconds"],
             reading_s=run["reading_s"],
             peak_rss_bytes=run["peak_rss_bytes"],
+            overdue=run["interrupted"] == "overdue",
             **known,
         )
         if run["interrupted"] == "Ctrl-C":
@@ -191,7 +194,7 @@ def cells(row: Row) -> list[str]:
         _seconds(row.first_s),
         _above(row.first_cost, row.cost),
         _seconds(row.near_s),
-        _seconds(row.seconds),
+        _seconds(row.seconds) + (" overdue" if row.overdue else ""),
         "-" if row.peak_rss_bytes is None else f"{row.peak_rss_bytes / 2**20:,.0f}",
     ]
 

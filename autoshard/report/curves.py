@@ -81,7 +81,7 @@ class Scale:
         low = max(-most, min(0.0, *values, -smallest) if min(values) < 0 else 0.0)
         high = min(most, max(smallest, *values))
         decades = [smallest * 10**n for n in range(7)]
-        marks = [0.0, *decades, *(-d for d in decades)]
+        marks = [0.0, *decades[1:], *(-d for d in decades[1:])]  # the first would touch zero
         ticks = tuple((m, text.format(m)) for m in sorted(marks) if low <= m <= high)
         return cls(label, low, high, bend, ticks)
 
