@@ -115,12 +115,20 @@ def gpu_levels(chip: Chip, inside: int, nodes: int) -> tuple[SwitchLevel, ...]:
 
 
 def slowness(layout: Layout) -> tuple[float, ...]:
-    """How slow each logical axis is, the last one first: time of an all-gather over it [s].
+    """By what layouts are compared, the best one being the least.
 
-    Its result is one GB on every device. Layouts are compared by the last axis, then the one before
-    it: meshes are given with the most traffic last, as JAX's ``mesh_utils.create_device_mesh``
-    documents. Rounded, so that equals are equal.
+    First the physical axes that are cut among several logical ones: whole axes make rings of their
+    own, as JAX's ``mesh_utils.create_device_mesh`` wants them. Then how slow each logical axis is,
+    the last one first, which has the most traffic by the same documentation: time of an all-gather
+    over it [s], with a result of one GB on every device; rounded, so that equals are equal.
     """
+    rides = [ride for axis in layout.axes for ride in axis.rides]
+    cuts = len(rides) - len({ride.axis for ride in rides})
+    return (float(cuts), *gather_times_s(layout))
+
+
+def gather_times_s(layout: Layout) -> tuple[float, ...]:
+    """Time of an all-gather of one GB over each logical axis, the last one first [s]."""
     if layout.topology.kind == "cpu":
         return (0.0,) * len(layout.axes)
     times = [

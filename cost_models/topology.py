@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh
 from autoshard.cost_models.chips import Chip, find_chip
 from autoshard.cost_models.layout import Layout, LogicalAxis, Ride, factorisations, layouts
 from autoshard.cost_models.planned import PlannedDevice, place_of
-from autoshard.cost_models.routes import slowness
+from autoshard.cost_models.routes import gather_times_s, slowness
 from autoshard.cost_models.wiring import (
     AXES,
     CORE,
@@ -179,9 +179,9 @@ class Topology:
     ) -> tuple[Layout, ...]:
         """The ways to lay a logical mesh onto the devices, best first.
 
-        The best one has the fastest last axis, then the fastest one before it, and so on, by the
-        time of an all-gather (:func:`~autoshard.cost_models.routes.slowness`): meshes are given
-        with the most traffic on the last axis.
+        The best one cuts the fewest physical axes among logical ones; among those, it has the
+        fastest last axis, then the fastest one before it, and so on
+        (:func:`~autoshard.cost_models.routes.slowness`).
 
         Args:
             sizes: Devices along each logical axis, major to minor.
@@ -217,7 +217,7 @@ class Topology:
         for sizes in factorisations(self.devices, len(names)):
             found = list(layouts(self, dict(zip(names, sizes, strict=True))))
             best.extend(sorted(found, key=slowness)[:1])
-        yield from sorted(best, key=lambda layout: (sum(slowness(layout)), slowness(layout)))
+        yield from sorted(best, key=lambda layout: (sum(gather_times_s(layout)), slowness(layout)))
 
     def mesh(
         self,
