@@ -81,7 +81,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("foreign",),
     ("api", "stablehlo"),
     ("terminal", "typed", "solve_files", "solve_runs"),
-    ("cli_plans", "cli_solve"),
+    ("cli_plans", "cli_solve", "cli_accuracy"),
     ("cli_bench",),
     ("cli", "__main__"),
 )

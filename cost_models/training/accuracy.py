@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class Row:
         left_out_s: Predicted by constants fitted to rows of other programs [s].
         half_s: Predicted by constants fitted to the other half of the programs [s].
         fitted_s: Predicted by constants fitted to all rows, this one too [s].
-        unfitted_s: Predicted with no measurement at all [s].
+        prior_s: Predicted by what constants are taken for beforehand [s].
         mfu: Of the prediction ``left_out_s``.
         groups: The groups it counts in.
     """
@@ -51,7 +52,7 @@ class Row:
     left_out_s: float
     half_s: float
     fitted_s: float
-    unfitted_s: float
+    prior_s: float
     mfu: float
     groups: tuple[str, ...]
 
@@ -78,6 +79,7 @@ class Accuracy:
     constants: dict[str, float]
 
 
+@cache
 def shipped_points() -> tuple[Recipe, ...]:
     """The published runs that come along: public figures, each with its source in the file."""
     with resources.as_file(resources.files("autoshard.cost_models.training")) as folder:
@@ -106,7 +108,7 @@ def accuracy(points: str | Path | None = None) -> Accuracy:
         "left out": leave_one_out(steps, wanted),
         "half": half_and_half(steps, wanted),
         "fitted": steps.seconds(logs := fit(steps, range(len(steps.recipes)))),
-        "unfitted": steps.seconds(PRIORS),
+        "priors": steps.seconds(PRIORS),
     }
     useful = steps.useful_s()
     rows = tuple(
@@ -118,7 +120,7 @@ def accuracy(points: str | Path | None = None) -> Accuracy:
             left_out_s=float(ways["left out"][i]),
             half_s=float(ways["half"][i]),
             fitted_s=float(ways["fitted"][i]),
-            unfitted_s=float(ways["unfitted"][i]),
+            prior_s=float(ways["priors"][i]),
             mfu=float(useful[i] / ways["left out"][i]),
             groups=tuple(name for name, holds in GROUPS.items() if holds(r)),
         )

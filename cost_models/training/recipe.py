@@ -76,7 +76,7 @@ class Recipe:
         program: The model; runs of one model belong together in every split.
         topology: The slices.
         axes: Devices along each axis of the mesh within a slice.
-        slice_axis: What the slices do: ``data``, ``fsdp`` or ``stage``.
+        stages: Stages of a pipeline over slices; slices beyond that hold copies or shards.
         layers: Decoder layers.
         d_model: Width.
         heads: Query heads.
@@ -116,7 +116,7 @@ class Recipe:
     program: str
     topology: Topology
     axes: Mapping[str, int]
-    slice_axis: str
+    stages: int
     layers: int
     d_model: int
     heads: int
@@ -218,14 +218,13 @@ def recipe_of(row: Mapping[str, str | None]) -> Recipe:
         return int(number(column, default))
 
     topology = _topology(cells.get("chip", ""), count("slices", 1), cells.get("topology", ""))
-    axes, slice_axis = _mesh(cells.get("mesh", ""), topology)
+    axes, stages = mesh_axes(cells.get("mesh", ""), topology)
     layers, heads, head_dim = count("n_layers"), count("n_q_heads"), count("head_dim")
     dims, kind = cells.get("attention_dims", ""), cells.get("attention_kind", "")
     experts = count("n_experts", 0)
     sequence = count("seq_len")
     policy = cells.get("remat_policy", "").lower()
     tiled = "num_vocab_tiling" in cells.get("notes", "") + cells.get("special_flags", "")
-    mesh = cells.get("mesh", "").lower()
     for column, value in (("n_layers", layers), ("head_dim", head_dim), ("seq_len", sequence)):
         if value < 1:
             raise _refused(column, str(value))
@@ -245,7 +244,7 @@ def recipe_of(row: Mapping[str, str | None]) -> Recipe:
         program=cells.get("model") or cells.get("id", ""),
         topology=topology,
         axes=axes,
-        slice_axis=slice_axis,
+        stages=stages,
         layers=layers,
         d_model=count("d_model"),
         heads=heads,
@@ -269,10 +268,10 @@ def recipe_of(row: Mapping[str, str | None]) -> Recipe:
         sequence=sequence,
         tokens=tokens,
         accumulation=max(1, count("grad_accum_steps", 1)),
-        dtype=_dtype(cells.get("compute_dtype", "bf16")),
+        dtype=dtype_of(cells.get("compute_dtype", "bf16")),
         recomputed=recomputed(policy),
         logits_again=tiled,
-        context="ring" if "ring" in mesh else "all_to_all" if "ulysses" in mesh else "gather",
+        context=context_parallelism(cells.get("mesh", "")),
         step_s=step,
         model_flops=flops,
         confidence=cells.get("confidence", ""),
@@ -330,25 +329,40 @@ def _topology(chip: str, slices: int, shape: str) -> Topology:
     return topology
 
 
-def _mesh(text: str, topology: Topology) -> tuple[dict[str, int], str]:
-    """Axes within a slice, and what the slices do."""
+def mesh_axes(text: str, topology: Topology) -> tuple[dict[str, int], int]:
+    """Axes of a mesh within a slice, and pipeline stages over slices.
+
+    Args:
+        text: ``ici: fsdp=16,tensor=16; dcn: data=2``, or the first part: ``fsdp=4 x tensor=2``.
+        topology: The slices. What the mesh leaves open of one holds copies (``data``).
+
+    Raises:
+        InputError: The mesh does not fit.
+    """
     parts: dict[str, dict[str, int]] = {}
     for part in re.sub(r"\([^)]*\)", "", text).split(";"):
-        where, _, axes = part.strip().partition(":")
-        parts[where] = {a: int(n) for a, n in re.findall(r"(\w+)=(\d+)", axes)}
+        where = "dcn" if part.strip().startswith("dcn") else "ici"
+        parts[where] = {a: int(n) for a, n in re.findall(r"(\w+)=(\d+)", part)}
     inside = {name: size for name, size in parts.get("ici", {}).items() if size > 1}
     devices = topology.devices // topology.slices
-    used = math.prod(inside.values())
-    if devices % used:
+    used, stages = math.prod(inside.values()), parts.get("dcn", {}).get("stage", 1)
+    if devices % used or topology.slices % stages:
         raise InputError(
             f"mesh {text!r} does not fit the {devices} devices of {topology.name}",
             at="mesh",
             fix="say e.g. ici: fsdp=16,tensor=16; dcn: data=2",
         )
-    if used < devices:  # what the mesh leaves open holds copies
-        inside["data"] = inside.get("data", 1) * devices // used
-    among = [name for name, size in parts.get("dcn", {}).items() if size > 1]
-    return inside, next((name for name in among if name in ("fsdp", "stage")), "data")
+    if used < devices:
+        inside["data"] = inside.get("data", 1) * (devices // used)
+    return inside, stages
+
+
+def context_parallelism(mesh: str) -> str:
+    """How attention is split over devices that share a sequence, from a mesh's text."""
+    lower = mesh.lower()
+    if "ring" in lower.replace("ring-of-experts", ""):
+        return "ring"
+    return "all_to_all" if "ulysses" in lower or "all-to-all" in lower else "gather"
 
 
 def _attention(dims: str, layers: int, head_dim: int) -> tuple[Attention, ...]:
@@ -385,7 +399,8 @@ def _capacity(dispatch: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def _dtype(text: str) -> str:
+def dtype_of(text: str) -> str:
+    """The type of products in a published description; ``bf16`` where it names none."""
     for known in ("fp8", "int8"):
         if known in text.lower():
             return known

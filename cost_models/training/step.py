@@ -202,7 +202,8 @@ class Steps:
             logs: Logarithms of the constants, in the order of :data:`CONSTANTS`.
         """
         c = {name: math.exp(logs[i]) for name, i in _INDEX.items()}
-        computing = sum(self.parts_s(logs))
+        products, attention, memory = self.parts_s(logs)
+        computing = products + attention + memory
         overlapped = _either(computing, self._hidden_s)
         inside = overlapped + c["exposed"] * self._hidden_s + c["exposed_tensor"] * self._tensor_s
         within_slices = inside * (1 + c["stragglers"] * self._slices)

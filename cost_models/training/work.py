@@ -66,9 +66,9 @@ class StepWork:
     Attributes:
         products: Matrix products.
         attention: Pairs of a query and a key, and the head's size, by kind of layer.
-        attention_passes: Products of the size of a pair's in attention: forward 2; backward 5 in one
-            kernel, or 3 and 4 in two that both compute the scores again; and 2 where the forward
-            pass is computed again.
+        attention_passes: Products of the size of a pair's in attention: forward 2; backward 5 in
+            one kernel, or 3 and 4 in two that both compute the scores again; and 2 where the
+            forward pass is computed again.
         attention_kernels: How often scores go through the vector units.
         activation_bytes: Size of the residual stream of all layers [bytes].
         hidden_bytes: Size of the MLPs' inner results of all layers [bytes].
@@ -122,7 +122,7 @@ def step_work(recipe: Recipe) -> StepWork:
     shards = r.axis("fsdp", "fsdp_transpose")
     products = _products(r, tensor, expert)
     dense, routed = _parameters(r)
-    stages = r.topology.slices if r.slice_axis == "stage" else 1
+    stages = r.stages
     held = (dense + routed / expert) / (shards * context * tensor * stages)
     pairs = tuple((layer.layers * _pairs(r, layer.window), layer.head_dim) for layer in _kinds(r))
     useful = sum(3 * p.forward_flops for p in _products(r, tensor, expert, useful=True))
@@ -132,7 +132,7 @@ def step_work(recipe: Recipe) -> StepWork:
     activation = r.tokens * r.d_model * 2 * r.layers
     times = _Times(r)
     gathered = (dense + routed / expert) / tensor
-    slices = r.topology.slices if r.slice_axis != "stage" else 1
+    slices = r.topology.slices // stages
     assert r.topology.chip is not None
     dcn = 0.0
     if slices > 1:

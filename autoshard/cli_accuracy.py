@@ -1,0 +1,108 @@
+"""``autoshard accuracy``: how right predicted step times and rankings are."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autoshard.terminal import print_json
+
+
+def add_accuracy_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser's."""
+    accuracy = commands.add_parser(
+        "accuracy", help="predict published TPU training runs and comparisons, and say how right"
+    )
+    accuracy.add_argument(
+        "--points", type=Path, metavar="FILE.csv",
+        help="runs with the columns of cost_models/training/points.csv; default: those",
+    )  # fmt: skip
+    accuracy.add_argument(
+        "--rankings", type=Path, metavar="FILE.csv",
+        help="comparisons with the columns of cost_models/training/rankings.csv; default: those",
+    )  # fmt: skip
+    accuracy.add_argument("--json", action="store_true", help="everything, row by row, as JSON")
+    accuracy.set_defaults(run=_accuracy)
+
+
+def _accuracy(options: argparse.Namespace) -> int:
+    # Imported here because fitting needs scipy's optimizers, which no other command does.
+    from autoshard.cost_models.training.accuracy import accuracy
+    from autoshard.cost_models.training.rankings import call_rankings
+
+    found = accuracy(options.points)
+    rankings = call_rankings(options.rankings)
+    if options.json:
+        print_json(
+            {
+                "points": dataclasses.asdict(found),
+                "rankings": {
+                    **dataclasses.asdict(rankings),
+                    "right": sum(call.right for call in rankings.calls),
+                    "same_sign": sum(call.same_sign for call in rankings.calls),
+                },
+            }
+        )
+        return 0
+    console = Console(width=None)
+    console.print(
+        "Predicted step time of published training runs: mean of |predicted/measured - 1|"
+    )
+    console.print(_errors(found))
+    console.print("Spearman's rank correlation within a chip, programs left out one at a time")
+    console.print(_correlations(found))
+    worst = sorted(
+        (row for row in found.rows if row.measured_s),
+        key=lambda row: -abs(row.left_out_s / (row.measured_s or 1) - 1),
+    )
+    console.print("The runs that are predicted worst, programs left out one at a time")
+    console.print(_runs(worst[:10]))
+    unmeasured = [row for row in found.rows if not row.measured_s]
+    if unmeasured:
+        console.print("Runs without a measured time")
+        console.print(_runs(unmeasured))
+    for name, reason in found.refused:
+        console.print(f"refused: {name}: {reason}", highlight=False)
+    right = sum(call.right for call in rankings.calls)
+    signs = sum(call.same_sign for call in rankings.calls)
+    console.print(
+        f"Published comparisons: {right} of {len(rankings.calls)} called right, {signs} of them "
+        f"with the better one ahead (else both within 5%); {len(rankings.not_called)} not called"
+    )
+    for call in rankings.calls:
+        if not call.right:
+            console.print(
+                f"  wrong: {call.name}: {call.better} is better, predicted A/B {call.predicted:.2f}"
+            )
+    for name, reason in rankings.not_called:
+        console.print(f"  not called: {name}: {reason}", highlight=False)
+    return 0
+
+
+def _errors(found: Any) -> Table:
+    ways = list(dict.fromkeys(way for of in found.errors.values() for way in of))
+    table = Table("runs", "rows", *ways)
+    for group, errors in found.errors.items():
+        table.add_row(group, str(found.counts[group]), *(f"{errors[way]:.1%}" for way in ways))
+    return table
+
+
+def _correlations(found: Any) -> Table:
+    table = Table("chip", "rows", "step time", "MFU")
+    for chip, of in found.rank_correlation.items():
+        table.add_row(chip, f"{of['rows']:.0f}", f"{of['step time']:.3f}", f"{of['MFU']:.3f}")
+    return table
+
+
+def _runs(rows: Any) -> Table:
+    table = Table("run", "measured [s]", "predicted [s]", "error", "predicted MFU")
+    for row in rows:
+        error = f"{row.left_out_s / row.measured_s - 1:+.1%}" if row.measured_s else ""
+        measured = f"{row.measured_s:.3g}" if row.measured_s else ""
+        table.add_row(row.name, measured, f"{row.left_out_s:.3g}", error, f"{row.mfu:.1%}")
+    return table
