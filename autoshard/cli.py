@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The command line: plans and questions about them, demo, validate, calibrate, solve, bench...
-=======
-"""The command line: plans and questions about them, demo, validate, calibrate, accuracy, solve.
->>>>>>> a51a094 (autoshard accuracy: published runs and comparisons, predicted by programs left out)
 
 Results go to standard output, as text or, with ``--json``, as JSON and nothing else; signs of life
 go to standard error. What a user can mend is printed as an error's text, with exit status 2.
@@ -21,11 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
-<<<<<<< HEAD
-from autoshard.cli_bench import add_bench_command
-=======
 from autoshard.cli_accuracy import add_accuracy_command
->>>>>>> a51a094 (autoshard accuracy: published runs and comparisons, predicted by programs left out)
+from autoshard.cli_bench import add_bench_command
 from autoshard.cli_plans import add_plan_commands
 from autoshard.cli_solve import add_solve_command
 from autoshard.errors import AutoshardError, InputError
@@ -125,22 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--json", action="store_true", help="JSON instead of a table")
     calibrate.set_defaults(run=_calibrate)
 
-<<<<<<< HEAD
+    add_accuracy_command(commands)
     add_solve_command(commands)
     add_bench_command(commands)
-=======
-    add_accuracy_command(commands)
-
-    solve = commands.add_parser("solve", help="solve a problem in the form of the ASPLOS contest")
-    solve.add_argument("problem", type=Path, help="a .json or .json.gz file")
-    solve.add_argument(
-        "--time-limit", type=float, default=60.0, metavar="SECONDS", help="default: 60"
-    )
-    solve.add_argument("--solver", default="exact", help="default: exact")
-    solve.add_argument("--seed", type=int, default=0, help="default: 0")
-    solve.add_argument("--json", action="store_true", help="JSON instead of text")
-    solve.set_defaults(run=_solve)
->>>>>>> a51a094 (autoshard accuracy: published runs and comparisons, predicted by programs left out)
 
     workloads = commands.add_parser("workloads", help="list the programs that come with autoshard")
     workloads.add_argument("--json", action="store_true", help="JSON instead of a table")
