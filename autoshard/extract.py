@@ -81,6 +81,7 @@ class _Reader:
         self.values: list[Tensor] = []
         self.ids: dict[Value, int] = {}
         self.depth: dict[int, int] = {}  # free values: length of the chain to a constant
+        self.types: dict[ir.Type, tuple[tuple[int, ...], str, int]] = {}
         self.rules: dict[tuple[ir.Attribute, str], Rule] = {}
         self.ops: list[Op] = []
         self.unknown: list[int] = []
@@ -133,7 +134,10 @@ class _Reader:
         self.values = [replace(t, same=same[t.id]) for t in self.values]
 
     def _value(self, value: Value, op: int, position: int, depth: int = 0, alias: int = -1) -> int:
-        shape, dtype, nbytes = _type(value.type)
+        type_ = value.type
+        if type_ not in self.types:
+            self.types[type_] = _type(type_)
+        shape, dtype, nbytes = self.types[type_]
         number = len(self.values)
         root = number if alias < 0 else self.values[alias].alias
         new = Tensor(number, shape, dtype, nbytes, op, position, root, depth > 0, number)

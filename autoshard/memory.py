@@ -323,6 +323,7 @@ class _Walk:
         live = peak = 0
         held: tuple[tuple[int, int], ...] = ()
         timeline: list[tuple[int, int]] = []
+        dying: dict[int, list[int]] = {}
         for t, kernel in enumerate(self.order):
             now = len(timeline)
             for position, value in enumerate(kernel.outputs):
@@ -338,6 +339,7 @@ class _Walk:
                 else:
                     continue  # over a parameter, which is counted elsewhere
                 alive[value], since[value] = nbytes, now
+                dying.setdefault(max(t, self.last.get(value, t)), []).append(value)
             timeline.append((kernel.source, live))
             if live > peak:
                 peak, held = live, tuple(alive.items())
@@ -348,7 +350,7 @@ class _Walk:
                     peak, held = live + inner.nbytes, (*alive.items(), *inner.held)
             longest = max((inner.timeline for inner in inside), key=len, default=())
             timeline += [(op, live + b) for op, b in longest]
-            for dead in [v for v in alive if self.last.get(v, -1) <= t]:
+            for dead in [v for v in dying.pop(t, ()) if v in alive]:
                 live -= alive.pop(dead)
                 spans.append((dead, since[dead], len(timeline)))
         spans += [(v, since[v], len(timeline)) for v in alive]

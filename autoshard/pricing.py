@@ -29,7 +29,7 @@ from autoshard.reads import place
 from autoshard.reshard import Resharder, layouts, sent_bytes
 from autoshard.shardings import MeshShape, Sharding, divides, loosened, splitting
 from autoshard.strategies import Enumerator, Strategies
-from autoshard.work import partial_bytes, work_of
+from autoshard.work import partial_bytes, work_facts, work_of
 
 PICOSECONDS = 1e12
 """Costs are whole picoseconds, so that sums and optima are exact."""
@@ -117,7 +117,10 @@ class _Builder:
         self.matrices: list[NDArray[np.int64]] = []
         self.moved: list[tuple[int, NDArray[np.int64]]] = []
         self.bodies: dict[int, BodyCost] = {}
+        # Arrays that are equal by construction are one, so that what is alike is priced, and later
+        # solved, once.
         self.known: dict[object, NDArray[np.int64]] = {}
+        self.times: dict[object, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         self.hubs: dict[tuple[int, tuple[int, int]], int] = {}
         self.free_layouts: dict[tuple[tuple[int, ...], bool], NDArray[np.int64]] = {}
 
@@ -222,12 +225,10 @@ class _Builder:
 
     def _op_node(self, op: Op) -> None:
         strategies = self.enumerator.of(op)
-        work = work_of(self.graph, op, strategies, self.fusion, self.mesh)
-        if self._runs(op):
-            seconds = self.model.op_s(work)
-        else:  # fused into what reads it: its work counts, starting a kernel does not
-            seconds = np.maximum(self.model.compute_s(work), self.model.hbm_s(work))
-        reduce_s = self._reduce_s(op, strategies)
+        key = id(strategies), work_facts(self.graph, op, self.fusion)
+        if key not in self.times:
+            self.times[key] = self._times(op, strategies)
+        seconds, reduce_s = self.times[key]
         if op.body is not None:
             cost = self.bodies[op.index] = body_cost(op.body, self.mesh, self.model)
             seconds, reduce_s = np.array([cost.seconds]), np.array([cost.communication_s])
@@ -242,6 +243,17 @@ class _Builder:
                 reduce_s,
             )
         )
+
+    def _times(
+        self, op: Op, strategies: Strategies
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Time of one execution under each strategy, and of combining partial results [s]."""
+        work = work_of(self.graph, op, strategies, self.fusion, self.mesh)
+        if self._runs(op):
+            seconds = self.model.op_s(work)
+        else:  # fused into what reads it: its work counts, starting a kernel does not
+            seconds = np.maximum(self.model.compute_s(work), self.model.hbm_s(work))
+        return seconds, self._reduce_s(op, strategies)
 
     def _runs(self, op: Op) -> bool:
         """Whether the op is the root of a kernel (and pays for starting it)."""
@@ -373,16 +385,19 @@ class _Builder:
         end = self.fusion.steps + 1
         for number, node in enumerate(self.nodes):
             trips = self.graph.ops[node.op].trips if node.kind == "op" else 1
-            total = (node.seconds + node.reduce_s) * trips
             if number in self.extra:
-                total = total + self.extra[number]
-            costs.append(_whole(total))
-            usage = self._usage(node)
+                total = (node.seconds + node.reduce_s) * trips + self.extra[number]
+                costs.append(_whole(total))
+            else:
+                key = "cost", id(node.seconds), id(node.reduce_s), trips
+                if key not in self.known:
+                    self.known[key] = _whole((node.seconds + node.reduce_s) * trips)
+                costs.append(self.known[key])
             spans = [s for v in node.values if (s := self.fusion.spans[v]) != (0, 0)]
             first = min((a for a, _ in spans), default=0)
             last = max((b for _, b in spans), default=first + 1)
             intervals.append((0, end) if node.kind == "argument" else (first, last))
-            usages.append(np.ceil(usage).astype(np.int64))
+            usages.append(self._usage(node))
             names.append(self._name(node))
         return Problem(
             costs=tuple(costs),
@@ -394,8 +409,19 @@ class _Builder:
             names=tuple(names),
         )
 
-    def _usage(self, node: Node) -> NDArray[np.float64]:
+    def _usage(self, node: Node) -> NDArray[np.int64]:
         """Bytes on one device that the values of a node hold under each choice, ``[S]``."""
+        held = [
+            (tensor.shape, tensor.nbytes, self.fusion.copies[value], id(ids))
+            for value, ids in zip(node.values, node.layouts, strict=node.kind != "hub")
+            if self.fusion.copies[value] and (tensor := self.graph.values[value]).nbytes
+        ]
+        key = "usage", len(node), id(node.strategies), *held
+        if key not in self.known:
+            self.known[key] = np.ceil(self._held(node)).astype(np.int64)
+        return self.known[key]
+
+    def _held(self, node: Node) -> NDArray[np.float64]:
         usage = np.zeros(len(node))
         for value, ids in zip(node.values, node.layouts, strict=node.kind != "hub"):
             tensor = self.graph.values[value]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -166,7 +167,12 @@ def terminator(block: ir.Block) -> ir.Operation:
 
 def source_of(operation: ir.Operation) -> str:
     """``file.py:line`` of the innermost frame outside libraries; empty if there is none."""
-    frames: list[tuple[str, str]] = _FRAME.findall(str(operation.location))
+    return _innermost(str(operation.location))
+
+
+@lru_cache(maxsize=4096)  # repeated layers come from the same lines
+def _innermost(location: str) -> str:
+    frames: list[tuple[str, str]] = _FRAME.findall(location)
     own = [f for f in frames if not _LIBRARY.search(f[0]) and not f[0].startswith(_OURS)] or frames
     return f"{own[0][0].rsplit('/', 1)[-1]}:{own[0][1]}" if own else ""
 

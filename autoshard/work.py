@@ -43,6 +43,24 @@ def work_of(graph: Graph, op: Op, strategies: Strategies, fusion: Fusion, mesh: 
     )
 
 
+def work_facts(graph: Graph, op: Op, fusion: Fusion) -> tuple[object, ...]:
+    """What :func:`work_of` and :func:`partial_bytes` read of an op besides its strategies.
+
+    Ops that agree in it, and share their strategies, do the same work.
+    """
+    operands = []
+    for value in op.operands:
+        tensor = graph.values[value]
+        held = fusion.materialized[tensor.alias]
+        first = op.operands.index(value)  # a value read twice is read once
+        operands.append((tensor.shape, tensor.nbytes, tensor.dtype, held, tensor.free, first))
+    results = []
+    for value in op.results:
+        tensor = graph.values[value]
+        results.append((tensor.shape, tensor.nbytes, tensor.dtype, fusion.materialized[value]))
+    return op.name, op.flops, op.piecewise, op.rule, *operands, "to", *results
+
+
 def whole_work(graph: Graph, op: Op, fusion: Fusion) -> Work:
     """What one device does for one execution of ``op`` that nothing splits."""
     nowhere = MeshShape((), ())
