@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.coarse import coarse, merges
 from autoshard.errors import InfeasibleError
 from autoshard.graph import Graph
 from autoshard.memory import Footprint
@@ -39,6 +40,9 @@ PATIENCE = 4
 GOALS = (1.0, 0.85, 0.7)
 """Shares of the limit that prices are raised towards, one after another until a plan fits: prices
 grow with what exceeds the goal, and what exceeds a limit that is nearly met is next to nothing."""
+
+START_SHARE = 0.2
+"""Of the time: for a first choice that uses some mesh axes as one."""
 
 UNHELD = 0.3
 """Price of what could be held at an overfull moment but is not, as a share of what is: the plan
@@ -125,13 +129,23 @@ class Search:
         free = replace(self.priced.problem, usage_limit=None)
         # Under a limit the plan without one is only where the search starts from.
         share = self.time_limit_s if self.limit is None else self.time_limit_s / 2
-        first = self._solve(free, share, self.hint)
+        hint = self.hint if self.hint is not None else self._start(free, share)
+        first = self._solve(free, share, hint)
         if not first.choices and self.priced.nodes:
             raise self._impossible(first)
         plan, memory = self.interpret(first.choices)
         if self.limit is None or memory.peak_bytes <= self.limit:
             return plan, first
         return self._within(self.limit, free, deadline, first, plan, memory)
+
+    def _start(self, free: Problem, time_limit_s: float) -> tuple[int, ...] | None:
+        """The best choice that uses some axes as one; None on few axes, or if there is none."""
+        units = merges(self.priced.resharder.mesh)
+        if not units:
+            return None
+        smaller = coarse(self.graph, self.priced, free, units)
+        found = self._solve(smaller.problem, START_SHARE * time_limit_s, None)
+        return smaller.whole(found.choices) if found.choices else None
 
     def _within(
         self,

@@ -69,6 +69,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pieces", "indexing", "global_to_local"),
     ("shardy_passes", "partition"),
     ("inside", "module_text"),
+    ("coarse",),
     ("budget",),
     ("interpret", "moves"),
     ("unknown",),
