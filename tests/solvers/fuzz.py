@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
 
 from autoshard.problem import FORBIDDEN, Problem, save_problem
 from autoshard.solvers import SOLVERS, Solver, Status
 from autoshard.solvers.check import check
 from autoshard.solvers.watch import watch
-from tests.solvers.problems import problems
+from tests.solvers.problems import problems, structured
 
 
 def best_cost(problem: Problem) -> int | None:
@@ -82,7 +83,7 @@ def search(name: str, examples: int, start: int, found: Callable[[Problem], None
     @settings(
         max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
-    @given(problem=problems())
+    @given(problem=st.one_of(problems(), structured()))
     def law(problem: Problem) -> None:
         try:
             holds(problem, SOLVERS[name], name, complete=complete)

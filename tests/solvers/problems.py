@@ -39,6 +39,58 @@ def problems(
     )
 
 
+@st.composite
+def structured(draw: st.DrawFn) -> Problem:
+    """Problems with what reductions look for: ties, separable and equal tables, chains, layers."""
+    count = draw(st.integers(1, 9))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    most = 4 if count <= 6 else 3 if count <= 8 else 2
+    same = draw(st.booleans())
+    sizes = [most] * count if same else rng.integers(1, most + 1, count).tolist()
+    shape = draw(st.sampled_from(["chain", "ring", "tree", "layers", "any"]))
+    pairs = {
+        "chain": [(i, i + 1) for i in range(count - 1)],
+        "ring": [(i, (i + 1) % count) for i in range(count)],
+        "tree": [(int(rng.integers(0, i)), i) for i in range(1, count)],
+        "layers": [(i, j) for i in range(count) for j in (i + 1, i + 2) if j < count],
+        "any": [tuple(rng.integers(0, count, 2).tolist()) for _ in range(2 * count)],
+    }[shape]
+    scale = draw(st.sampled_from([1, 10**6, 10**13]))
+    kinds = draw(st.lists(st.sampled_from("trecf"), min_size=1, max_size=5, unique=True))
+    made: dict[tuple[int, int, str], NDArray[np.int64]] = {}
+
+    def table(rows: int, columns: int) -> NDArray[np.int64]:
+        kind = str(rng.choice(kinds))
+        if kind == "t":  # tied: equal positions only
+            tie = np.arange(rows)[:, None] == np.arange(columns)[None]
+            return np.where(tie, int(rng.integers(0, 3)) * scale, FORBIDDEN)
+        if kind == "r":  # a sum of two vectors
+            parts = rng.integers(-5, 9, rows)[:, None] + rng.integers(-5, 9, columns)[None]
+            return parts * scale
+        if kind == "e":  # one array for all edges of its shape
+            key = (rows, columns, kind)
+            return made.setdefault(key, rng.integers(0, 9, (rows, columns)) * scale)
+        if kind == "c":
+            return np.full((rows, columns), int(rng.integers(-3, 4)) * scale)
+        values = rng.integers(-5, 12, (rows, columns)) * scale
+        values[rng.random(values.shape) < 0.3] = FORBIDDEN
+        return values
+
+    heavy = draw(st.sampled_from([1, 1, 10**10, 2**54]))
+    usages = [rng.integers(0, 4, s) * heavy for s in sizes]
+    if draw(st.booleans()):  # some that no choice changes
+        usages = [np.full_like(u, u[0]) if rng.random() < 0.5 else u for u in usages]
+    starts = rng.integers(0, 6, count)
+    return Problem(
+        costs=tuple(rng.integers(-3, 9, s) * scale for s in sizes),
+        usages=tuple(usages),
+        intervals=np.stack([starts, starts + rng.integers(0, 5, count)], axis=1),
+        edges=np.array(pairs, np.int64).reshape(-1, 2),
+        edge_costs=tuple(table(sizes[i], sizes[j]) for i, j in pairs),
+        usage_limit=draw(st.one_of(st.none(), st.integers(0, 2 * count).map(lambda n: n * heavy))),
+    )
+
+
 def dense(
     rng: np.random.Generator, *, nodes: int, states: int, limit: int | None = None
 ) -> Problem:
