@@ -17,6 +17,12 @@ BLOCK = 2048
 Source: AI-Hypercomputer/tpu-recipes@c8cfe2f, training/trillium (block sizes of splash attention).
 """
 
+WEIGHT_BYTES, MOMENTS_BYTES = 2, 8
+"""What a parameter takes in memory: a weight in bf16, two moments of Adam in f32 [bytes].
+
+Source: jax-ml/scaling-book, training.md, "What do we mean by scaling?".
+"""
+
 OPTIMIZER_BYTES = 28
 """Traffic of Adam per parameter [bytes]: weight and two moments read and written, gradient read."""
 
@@ -121,7 +127,7 @@ def step_work(recipe: Recipe) -> StepWork:
     )
     shards = r.axis("fsdp", "fsdp_transpose")
     products = _products(r, tensor, expert)
-    dense, routed = _parameters(r)
+    dense, routed = parameters(r)
     stages = r.stages
     held = (dense + routed / expert) / (shards * context * tensor * stages)
     pairs = tuple((layer.layers * _pairs(r, layer.window), layer.head_dim) for layer in _kinds(r))
@@ -129,7 +135,7 @@ def step_work(recipe: Recipe) -> StepWork:
     useful += sum(
         12 * layer.layers * _seen(r, layer.window) * layer.head_dim for layer in _kinds(r)
     )
-    activation = r.tokens * r.d_model * 2 * r.layers
+    activation = residual_bytes(r.tokens, r.d_model, r.layers)
     times = _Times(r)
     gathered = (dense + routed / expert) / tensor
     slices = r.topology.slices // stages
@@ -189,6 +195,11 @@ class _Times:
         if not there:
             return 0.0
         return float(route(self._layout, there).seconds(kind, np.array(1e9))) / 1e9
+
+
+def residual_bytes(tokens: float, d_model: float, layers: float) -> float:
+    """Size of one tensor in bf16 as wide as the model, of all layers [bytes]."""
+    return 2 * tokens * d_model * layers
 
 
 def _kinds(r: Recipe) -> tuple[Attention, ...]:
@@ -255,7 +266,7 @@ def _products(r: Recipe, tensor: int, expert: int, *, useful: bool = False) -> t
     return tuple(found)
 
 
-def _parameters(r: Recipe) -> tuple[float, float]:
+def parameters(r: Recipe) -> tuple[float, float]:
     """Parameters outside of routed experts, and in them."""
     d, q = r.d_model, r.heads * r.head_dim
     if r.latent is None:
