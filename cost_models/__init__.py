@@ -85,13 +85,19 @@ def named_cost_model(name: str, axis_sizes: Mapping[str, int]) -> CostModel:
 
     Args:
         name: A row of :data:`COST_MODELS`; a topology, ``v5e:4x4``, on which the mesh is laid out
-            best; or a file with a chip, ``mychip.toml``.
+            best; a file with a chip, ``mychip.toml``; or a table of measurements, ``mine.csv``
+            (:mod:`~autoshard.cost_models.measured`).
         axis_sizes: Sizes of the mesh's axes.
 
     Raises:
         UnknownNameError: There is no such model or chip.
         InputError: The topology or file cannot be used, or the mesh does not fit.
     """
+    if name.endswith(".csv"):
+        from autoshard.cost_models.measured import MeasuredModel, load_measurements
+
+        device, table = load_measurements(name)
+        return MeasuredModel(table, named_cost_model(device, axis_sizes))
     if ":" not in name and not name.partition("#")[0].endswith((".toml", ".json")):
         return COST_MODELS[name]()
     from autoshard.cost_models.analytic import AnalyticModel
