@@ -17,6 +17,8 @@ from autoshard.cost_models.protocol import Floats
 from autoshard.cost_models.training.fitting import fit, half_and_half, leave_one_out
 from autoshard.cost_models.training.recipe import Recipe, read_recipes
 from autoshard.cost_models.training.step import PRIORS, Steps, named
+from autoshard.cost_models.training.work import step_work
+from autoshard.errors import AutoshardError
 
 GROUPS: dict[str, Callable[[Recipe], bool]] = {
     "dense, bf16, high or medium confidence": lambda r: (
@@ -87,6 +89,21 @@ def shipped_points() -> tuple[Recipe, ...]:
     return recipes
 
 
+def laid_out(
+    recipes: Sequence[Recipe], refused: Sequence[tuple[str, str]]
+) -> tuple[tuple[Recipe, ...], tuple[tuple[str, str], ...]]:
+    """The recipes whose mesh can be laid onto their slices; the others join the refused."""
+    kept, left = [], list(refused)
+    for recipe in recipes:
+        try:
+            step_work(recipe)
+        except AutoshardError as error:
+            left.append((recipe.name, error.problem))
+        else:
+            kept.append(recipe)
+    return tuple(kept), tuple(left)
+
+
 def accuracy(points: str | Path | None = None) -> Accuracy:
     """Predict every run of a table, and measure how far off that is.
 
@@ -99,7 +116,7 @@ def accuracy(points: str | Path | None = None) -> Accuracy:
     Raises:
         InputError: The file cannot be read.
     """
-    targets, refused = (shipped_points(), ()) if points is None else read_recipes(points)
+    targets, refused = (shipped_points(), ()) if points is None else laid_out(*read_recipes(points))
     given = {recipe.name for recipe in targets}
     others = tuple(r for r in shipped_points() if points is not None and r.name not in given)
     steps = Steps([*targets, *others])

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from autoshard.cost_models.chips import CHIPS
 from autoshard.cost_models.topology import Topology
 from autoshard.errors import AutoshardError, InputError
 
@@ -320,9 +321,9 @@ def _topology(chip: str, slices: int, shape: str) -> Topology:
             f"topology is {shape!r}, which is no shape", at="topology", fix="say e.g. 16x16"
         )
     topology = Topology(f"{max(1, slices)}*{chip}:{shape}")
-    if topology.kind != "tpu":
+    if topology.kind != "tpu" or topology.chip is None or topology.chip.name not in CHIPS:
         raise InputError(
-            f"{topology} is no slice of TPUs, which alone are modelled",
+            f"{topology} is no slice of a TPU in the catalogue, which alone are modelled",
             at="chip",
             fix="leave the row out",
         )

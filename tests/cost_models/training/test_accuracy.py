@@ -45,6 +45,29 @@ def test_a_table_of_other_runs_is_predicted_without_the_times_in_it(tmp_path: Pa
     assert found[1].errors["bf16"]["left out"] < 0.15
 
 
+def test_hard_rows_are_refused_or_predicted_but_stop_nothing(tmp_path: Path) -> None:
+    rows = list(csv.DictReader(FILES.joinpath("points.csv").read_text("utf-8").splitlines()))
+    changes: list[dict[str, str]] = [
+        {"id": "new chip", "chip": "v3", "topology": "8x8", "mesh": "ici: data=128; dcn: data=1"},
+        {"id": "odd mesh", "mesh": "ici: fsdp=3; dcn: data=1"},
+        {"id": "crossed mesh", "topology": "4x4x12", "chip": "v5p", "mesh": "ici: fsdp=9,a=16"},
+        {"id": "no flops", "own_tflop_per_device_step_causal_half": "", "model": "new model"},
+        {"id": "no time", "measured_step_s": "", "mfu_causal_half_bf16peak": ""},
+        {"id": "rubbish", **dict.fromkeys(rows[0], "x")},
+        {"id": "nothing", **dict.fromkeys(rows[0], "")},
+    ]
+    path = tmp_path / "hard.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows({**rows[0], **change} for change in changes)
+    found = accuracy(path)
+    assert {row.name for row in found.rows} >= {"new chip", "no flops", "no time"}
+    assert all(0.1 < row.left_out_s < 1e4 for row in found.rows)
+    assert len(found.rows) + len(found.refused) == len(changes)
+    assert all(reason for _, reason in found.refused)
+
+
 def test_published_comparisons_are_called_right_but_for_a_fault_of_propagation() -> None:
     found = call_rankings()
     assert {call.name for call in found.calls if not call.right} == {"R38"}

@@ -43,7 +43,7 @@ def test_a_row_with_the_least_columns_is_read() -> None:
     [
         ({"chip": ""}, "chip is missing"),
         ({"chip": "v99"}, "no chip is called"),
-        ({"chip": "h100", "topology": "8x2"}, "no slice of TPUs"),
+        ({"chip": "h100", "topology": "8x2"}, "no slice of a TPU"),
         ({"topology": "5x5"}, "there is no slice"),
         ({"topology": "big"}, "which is no shape"),
         ({"n_layers": "many"}, "n_layers is 'many'"),
