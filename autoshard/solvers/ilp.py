@@ -36,7 +36,8 @@ class PairIlp:
     """The whole problem as one integer program.
 
     HiGHS computes in floating point; the bound is lowered by what its tolerances allow, and what
-    it calls a solution is recounted. It takes no hint, and says nothing until it ends.
+    it calls a solution is recounted. It takes no hint, says nothing until it ends, and may overrun
+    its time while it prepares a large program.
 
     Attributes:
         most_entries: Programs whose matrix has more entries are not built (about 100 bytes each);
@@ -84,7 +85,7 @@ class PairIlp:
         )
         if found.status == _INFEASIBLE:
             return nothing(Status.INFEASIBLE, FORBIDDEN)
-        bound = program.bound(found.mip_dual_bound)
+        bound = program.bound(found.mip_dual_bound, found.fun)
         if found.x is None:
             return nothing(Status.UNKNOWN, bound)
         choices = program.choices(found.x)
@@ -113,6 +114,7 @@ class _Program:
         first: Per node, its first variable.
         pairs: Per linked pair of nodes, the positions of allowed pairs among their strategies.
         costs: Per variable, its cost in units of ``unit``.
+        least: The least cost of each table, in units of ``unit``.
         unit: All costs are multiples of it.
         entries: About how many entries the matrix has.
     """
@@ -122,6 +124,7 @@ class _Program:
     first: NDArray[np.int64]
     pairs: tuple[tuple[int, int, NDArray[np.intp], NDArray[np.intp]], ...]
     costs: NDArray[np.float64]
+    least: NDArray[np.float64]
     unit: int
     entries: int
 
@@ -136,7 +139,10 @@ class _Program:
                 continue
             key, turned = ((i, j), matrix) if i < j else ((j, i), matrix.T)
             links[key] = _plus(links[key], turned) if key in links else turned
-        states = tuple(np.flatnonzero(cost < FORBIDDEN) for cost in node_costs)
+        states = tuple(
+            np.flatnonzero((cost < FORBIDDEN) & fits)
+            for cost, fits in zip(node_costs, _fitting(problem), strict=True)
+        )
         if not all(map(len, states)):
             return None
         costs = [node_costs[node][allowed] for node, allowed in enumerate(states)]
@@ -158,7 +164,8 @@ class _Program:
             ends = np.searchsorted(starts, problem.intervals[:, 1])
             spans = ends - np.searchsorted(starts, problem.intervals[:, 0])
             entries += int((np.maximum(spans, 0) * sizes).sum())
-        return cls(problem, states, first, tuple(pairs), every / unit, unit, entries)
+        least = np.array([table.min() for table in costs]) / unit
+        return cls(problem, states, first, tuple(pairs), every / unit, least, unit, entries)
 
     def rows(
         self,
@@ -188,8 +195,10 @@ class _Program:
         limit = self.problem.usage_limit
         if limit is not None:
             starts = np.unique(self.problem.intervals[:, 0])
-            # Rows count in shares of the limit: HiGHS's tolerances suit numbers near 1.
-            whole = float(max(1, limit))
+            # HiGHS's tolerances suit numbers near 1.
+            held = zip(self.problem.usages, self.states, strict=True)
+            most = max(int(np.abs(usage[allowed]).max()) for usage, allowed in held)
+            whole = float(max(1, abs(limit), most))
             for node, allowed in enumerate(self.states):
                 start, end = self.problem.intervals[node].tolist()
                 lives = np.searchsorted(starts, [start, max(start, end)]).tolist()
@@ -204,13 +213,21 @@ class _Program:
         matrix = sparse.csr_array((values, place), shape=(row, variable))
         return matrix, np.concatenate(low), np.concatenate(high)
 
-    def bound(self, told: float | None) -> int:
-        """HiGHS's bound as a whole number, lowered by what its tolerances allow."""
+    def bound(self, told: float | None, cost: float | None) -> int:
+        """HiGHS's bound as a whole number, lowered by what its tolerances allow.
+
+        A variable that is off by the tolerance lets a choice be cheaper by that share of what it
+        pays above the least entries of all tables, and of those entries themselves.
+
+        Args:
+            told: The bound that HiGHS gives.
+            cost: The cost of what it found.
+        """
         if told is None or not math.isfinite(told):
             return -FORBIDDEN
-        spread = float(np.abs(self.costs).max(initial=0.0))
-        count = len(self.states) + len(self.pairs)
-        slack = _INTEGRAL * (1.0 + spread) * count + 1e-9 * abs(told)
+        least = float(self.least.sum())
+        paid = max(told if cost is None else cost, told) - least
+        slack = _INTEGRAL * (2 * max(0.0, paid) + float(np.abs(self.least).sum()) + 1e-3)
         return max(-FORBIDDEN, math.ceil(told - slack) * self.unit)
 
     def choices(self, values: NDArray[np.float64]) -> tuple[int, ...]:
@@ -219,6 +236,18 @@ class _Program:
             int(allowed[int(values[self.first[node] : self.first[node + 1]].argmax())])
             for node, allowed in enumerate(self.states)
         )
+
+
+def _fitting(problem: Problem) -> list[NDArray[np.bool_]]:
+    """Per node, which strategies keep to the usage limit if all others use nothing."""
+    limit = problem.usage_limit
+    fits = [np.ones(len(usage), bool) for usage in problem.usages]
+    if limit is None or any(int(usage.min()) < 0 for usage in problem.usages):
+        return fits
+    lives = problem.intervals[:, 0] < problem.intervals[:, 1]
+    for node in np.flatnonzero(lives).tolist():
+        fits[node] = problem.usages[node] <= limit
+    return fits
 
 
 def _plus(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
