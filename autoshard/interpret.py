@@ -10,7 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from autoshard.branches import Block, uncounted, weigh
-from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, wire_bytes
+from autoshard.cost_models.protocol import (
+    CollectiveKind,
+    CostModel,
+    MeshAxis,
+    emitted,
+    wire_bytes,
+)
 from autoshard.graph import Graph, Op
 from autoshard.local import Decisions
 from autoshard.localize import localize
@@ -309,13 +315,14 @@ def _reductions(
             partial = partial_bytes(graph, op, strategies, mesh, model.compiler, result)
             size = float(partial[choice])
             named = tuple(MeshAxis(a, mesh.size((a,))) for a in axes)
+            made = emitted(model, kind, named)
             collective = PlannedCollective(
-                kind=kind,
+                kind=made,
                 axes=axes,
                 devices=mesh.size(axes),
                 nbytes=size,
                 trips=op.trips,
-                seconds=float(model.collective_s(kind, np.array([size]), named)[0]),
+                seconds=float(model.collective_s(made, np.array([size]), named)[0]),
                 op=op.index,
                 value=op.results[result],
                 dtype=graph.values[op.results[result]].dtype,

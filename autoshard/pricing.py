@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.cost_models.protocol import CostModel, MeshAxis
+from autoshard.cost_models.protocol import CostModel, MeshAxis, emitted
 from autoshard.errors import InputError
 from autoshard.fusion import Fusion, fuse
 from autoshard.graph import Graph, Op, Tensor
@@ -278,7 +278,8 @@ class _Builder:
                 if whole.any():
                     seconds[whole] += self.model.collective_s("all_reduce", size[whole], axes)
                 if part.any():
-                    seconds[part] += self.model.collective_s("reduce_scatter", size[part], axes)
+                    kind = emitted(self.model, "reduce_scatter", axes)
+                    seconds[part] += self.model.collective_s(kind, size[part], axes)
         return seconds
 
     def _add(self, node: Node) -> None:

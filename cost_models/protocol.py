@@ -107,6 +107,20 @@ class CostModel(Protocol):
         ...
 
 
+@runtime_checkable
+class Emits(Protocol):
+    """A cost model that knows what its compiler makes of a collective, where that is another."""
+
+    def emitted(self, kind: CollectiveKind, axes: tuple[MeshAxis, ...]) -> CollectiveKind:
+        """The collective that is in the compiled program."""
+        ...
+
+
+def emitted(model: CostModel, kind: CollectiveKind, axes: tuple[MeshAxis, ...]) -> CollectiveKind:
+    """What becomes of a collective in the compiled program: itself, unless the model says else."""
+    return model.emitted(kind, axes) if isinstance(model, Emits) else kind
+
+
 def wire_bytes(kind: CollectiveKind, nbytes: float, devices: int) -> float:
     """Bytes that one device sends in a bandwidth-optimal collective of ``devices`` devices.
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.cost_models.analytic import F32_PASSES, AnalyticModel, chip_of_kind
-from autoshard.cost_models.protocol import CollectiveKind, MeshAxis, Work
+from autoshard.cost_models.protocol import CollectiveKind, MeshAxis, Work, emitted
+from autoshard.cost_models.topology import parse_layout
 from autoshard.errors import InputError, UnknownNameError
 
 
@@ -168,3 +169,25 @@ def test_an_unknown_kind_of_device_is_refused() -> None:
 def test_an_unknown_chip_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="no chip is called 'v9'"):
         AnalyticModel("v9")
+
+
+@pytest.mark.parametrize(
+    ("layout", "axes", "made"),
+    [
+        ("v5e:4x4 d=x:4,y:4", ("d",), "all_reduce"),  # the whole of a square
+        ("v5p:2x2x4 d=x:2,y:2,z:2 m=z:2@2", ("d", "m"), "all_reduce"),  # of a box
+        ("v5e:4x8 d=x:4,y:8", ("d",), "reduce_scatter"),
+        ("v5e:2x2 d=x:2,y:2", ("d",), "reduce_scatter"),
+        ("v5p:4x4x4 d=x:4,y:4 m=z:4", ("d",), "reduce_scatter"),
+    ],
+)
+def test_a_reduce_scatter_over_a_whole_slice_stays_an_all_reduce_on_tpu(
+    layout: str, axes: tuple[str, ...], made: str
+) -> None:
+    """What XLA:TPU (libtpu 0.0.42) made of such groups when compiled ahead of time."""
+    where = parse_layout(layout)
+    model = AnalyticModel(where.topology.chip or "", layout=where)
+    over = tuple(MeshAxis(a, where.sizes[a]) for a in axes)
+    assert emitted(model, "reduce_scatter", over) == made
+    assert emitted(model, "all_gather", over) == "all_gather"
+    assert emitted(AnalyticModel("v5e"), "reduce_scatter", over) == "reduce_scatter"
