@@ -11,10 +11,17 @@ from jax.extend.mlir.dialects import stablehlo
 from autoshard.graph import ALIASES, Rule
 from autoshard.program import MATERIALS, REGION_OPS, Value, is_token, shape_of, terminator
 from autoshard.ragged import RAGGED_DOT, ragged_flops
+from autoshard.rules import stated_flops
 
 
 def flops_of(operation: ir.Operation, rule: Rule | None) -> float:
-    """FLOP of one unsharded execution; a multiply-add counts two, any other element one."""
+    """FLOP of one unsharded execution; a multiply-add counts two, any other element one.
+
+    What the caller states of an op with a rule of theirs goes before that.
+    """
+    stated = stated_flops(operation)
+    if stated is not None:
+        return stated
     if operation.name == "stablehlo.dot_general" and rule is not None:
         return 2.0 * math.prod(rule.sizes)
     out = sum(math.prod(shape_of(v)) for v in operation.results if not is_token(v))

@@ -17,10 +17,11 @@ rule alone must make that right. No dimension that is split may be named in the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jax.extend.mlir import ir
 
@@ -32,6 +33,8 @@ from autoshard.ragged import RAGGED_DOT, ragged_formula
 Shape: TypeAlias = tuple[int, ...]
 RuleMaker: TypeAlias = Callable[[tuple[Shape, ...], tuple[Shape, ...]], str | None]
 """From the global shapes of all operands and of all results to a rule; None gives none."""
+FlopsMaker: TypeAlias = Callable[[tuple[Shape, ...], tuple[Shape, ...]], float]
+"""From the same shapes to the work of the matrix units in one unsplit call [FLOP]."""
 
 _REST = "..."
 _DIALECTS = ("stablehlo.", "chlo.")
@@ -63,10 +66,12 @@ class Registration:
     Attributes:
         target: The op or custom call it is for.
         rule: The rule.
+        flops: What a call computes; None if nobody has said.
     """
 
     target: str
     rule: str | RuleMaker
+    flops: FlopsMaker | None = None
     _before: Registration | None = None
 
     def remove(self) -> None:
@@ -92,7 +97,9 @@ class Registration:
 _REGISTERED: dict[str, Registration] = {}
 
 
-def register_rule(target: str, rule: str | RuleMaker) -> Registration:
+def register_rule(
+    target: str, rule: str | RuleMaker, *, flops: FlopsMaker | None = None
+) -> Registration:
     """Say how an op that autoshard would run whole on every device may be split.
 
     Each device then calls the op on its own pieces (see :mod:`autoshard.rules` for how a rule is
@@ -104,6 +111,9 @@ def register_rule(target: str, rule: str | RuleMaker) -> Registration:
             CHLO op, e.g. ``"stablehlo.fft"``.
         rule: E.g. ``"i j, j k -> i k; sum j"``, or a function from the shapes of all operands and
             of all results to such a text (or None).
+        flops: A function from the same shapes to the work of the matrix units in one unsplit call
+            [FLOP], e.g. by :func:`autoshard.cost_models.attention.flash_attention_flops`; devices
+            that split the call share it. None: it is priced by the memory that it reads and writes.
 
     Returns:
         The registration: ``remove()`` ends it, as does the end of a ``with`` block around it.
@@ -137,29 +147,68 @@ def register_rule(target: str, rule: str | RuleMaker) -> Registration:
             f"the rule of {target} is a {type(rule).__name__}",
             fix='give a text such as "i j, j k -> i k; sum j" or a function from shapes to one',
         )
+    if flops is not None and not callable(flops):
+        raise InputError(
+            f"flops of {target} is a {type(flops).__name__}",
+            fix="give a function from the shapes of all operands and of all results to a number",
+        )
     before = _REGISTERED.get(target)
-    if before is not None and before.rule == rule:
+    if before is not None and before.rule == rule and before.flops == flops:
         return before
-    _REGISTERED[target] = Registration(target, rule, before)
+    _REGISTERED[target] = Registration(target, rule, flops, before)
     return _REGISTERED[target]
 
 
 def _made(given: Registration, operation: ir.Operation) -> str | None:
     """What a caller's rule says of one op."""
     assert not isinstance(given.rule, str)
+    made: str | None = _asked(given, "rule", given.rule, operation, "a text such as 'i j -> i j'")
+    return made
+
+
+def _asked(
+    given: Registration,
+    what: str,
+    function: Callable[..., Any],
+    operation: ir.Operation,
+    gives: str,
+) -> Any:
+    """What a caller's function says of one op."""
     shapes = (
         tuple(shape_of(v) for v in operation.operands),
         tuple(shape_of(v) for v in operation.results),
     )
     try:
-        return given.rule(*shapes)
-    except Exception as error:  # the caller's own code: whatever it raises, say which rule it was
+        return function(*shapes)
+    except Exception as error:  # the caller's own code: whatever it raises, say which it was
         raise InputError(
-            f"the rule of {given.target} raised {type(error).__name__}: {error}",
+            f"the {what} of {given.target} raised {type(error).__name__}: {error}",
             at=f"{source_of(operation) or given.target}, with {shapes[0]} -> {shapes[1]}",
-            fix="it is called with the shapes of all operands and of all results, and returns a "
-            "text such as 'i j -> i j', or None",
+            fix="it is called with the shapes of all operands and of all results, and returns "
+            f"{gives}, or None",
         ) from error
+
+
+def stated_flops(operation: ir.Operation) -> float | None:
+    """What the caller says that one unsplit call computes [FLOP]; None if nothing is said.
+
+    Raises:
+        InputError: What was registered for it does not give a number.
+    """
+    given = _REGISTERED.get(target_of(operation) or operation.name)
+    if given is None or given.flops is None:
+        return None
+    gives = "a number"
+    flops = _asked(given, "flops function", given.flops, operation, gives)
+    if flops is None:
+        return None
+    if isinstance(flops, bool) or not isinstance(flops, int | float) or not 0 <= flops < math.inf:
+        raise InputError(
+            f"the flops function of {given.target} returned {flops!r}",
+            at=source_of(operation),
+            fix="return a number of operations, 0 or more",
+        )
+    return float(flops)
 
 
 def parse(text: str) -> Formula:

@@ -155,11 +155,15 @@ class AnalyticModel:
     def compute_s(self, work: Work) -> Floats:
         """Time the arithmetic units are busy [s], ``[S]``.
 
-        Matmuls and convolutions run on the matrix units, padded to their tiles on a TPU; all else
-        on the vector units, convolutions too where that is faster (with many groups).
+        Matmuls and convolutions run on the matrix units, padded to their tiles on a TPU, and so do
+        custom calls, with the work that :func:`autoshard.register_rule` was told. All else runs on
+        the vector units, convolutions too where that is faster (with many groups).
         """
         peak = self.chip.value("peak_vector", "peak_fp32", "peak_bf16") / self.chip.devices
         vector_s = np.asarray(work.flops / peak, dtype=np.float64)
+        if work.op == "stablehlo.custom_call":
+            stated = work.flops / (self.peak_flops(work.dtype) * self._matmul_efficiency)
+            return np.asarray(stated, dtype=np.float64)
         if work.matmul is None:
             return vector_s
         padding = self._padding(work.matmul) if self.chip.kind == "tpu" else 1.0

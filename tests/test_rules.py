@@ -14,6 +14,8 @@ import pytest
 from jax import lax
 
 from autoshard import InputError, UnknownOpWarning, autoshard, register_rule
+from autoshard.cost_models.attention import flash_attention_flops
+from autoshard.cost_models.topology import Topology
 from autoshard.rules import fitted, parse
 from tests.lowering import mesh_of
 
@@ -143,6 +145,40 @@ class TestRegistering:
             with register_rule("lapack_spotrf_ffi", "b i j -> b x y, b"):
                 assert called(solve, a, w, target="lapack_spotrf_ffi") == ["(f32[2,8,8]"]
             assert called(solve, a, w, target="lapack_spotrf_ffi") == ["(f32[16,8,8]"]
+
+
+class TestStatedWork:
+    def planned(self, flops: Any) -> Any:
+        def attend(q: Any, k: Any) -> Any:
+            return jax.ffi.ffi_call("my_flash", jax.ShapeDtypeStruct(q.shape, q.dtype))(q, k)
+
+        mesh = Topology("v5e:2x2").mesh({"data": 4})
+        shapes = [jax.ShapeDtypeStruct((8, 4096, 128), "bfloat16")] * 2
+        with register_rule("my_flash", "b q d, b k d -> b q d; whole q k d", flops=flops):
+            return autoshard(attend, mesh).plan(*shapes)
+
+    def test_devices_share_the_work_that_is_stated_of_a_call(self) -> None:
+        def flops(operands: Any, results: Any) -> float:
+            batch, queries, width = operands[0]
+            return flash_attention_flops(batch, 1, queries, queries, width)
+
+        stated = flash_attention_flops(8, 1, 4096, 4096, 128)
+        longer = self.planned(flops).predicted.compute_s
+        assert longer == pytest.approx(stated / 4 / (197e12 * 0.97), rel=0.1)
+        assert self.planned(None).predicted.compute_s < longer / 2
+
+    @pytest.mark.parametrize(
+        ("flops", "why"),
+        [
+            (lambda operands, results: "many", "returned 'many'"),
+            (lambda operands, results: -1.0, "returned -1.0"),
+            (lambda operands, results: 1 / 0, "raised ZeroDivisionError"),
+            (7, "is a int"),
+        ],
+    )
+    def test_work_that_is_no_number_is_refused(self, flops: Any, why: str) -> None:
+        with pytest.raises(InputError, match=why):
+            self.planned(flops)
 
 
 class TestAnUnknownCall:

@@ -6,16 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autoshard.cost_models.attention import attention_pairs
 from autoshard.cost_models.layout import Layout
 from autoshard.cost_models.protocol import CollectiveKind
 from autoshard.cost_models.routes import route
 from autoshard.cost_models.training.recipe import Attention, Recipe
-
-BLOCK = 2048
-"""Queries and keys of a block of the attention kernel, which computes whole blocks.
-
-Source: AI-Hypercomputer/tpu-recipes@c8cfe2f, training/trillium (block sizes of splash attention).
-"""
 
 WEIGHT_BYTES, MOMENTS_BYTES = 2, 8
 """What a parameter takes in memory: a weight in bf16, two moments of Adam in f32 [bytes].
@@ -218,10 +213,8 @@ def _seen(r: Recipe, window: int | None) -> float:
 
 def _pairs(r: Recipe, window: int | None) -> float:
     """Pairs of query and key that a kernel of blocks computes, of one layer on one device."""
-    block = min(BLOCK, r.sequence)
-    whole = (r.sequence + block) / 2 if r.causal else float(r.sequence)
-    keys = whole if window is None else min(whole, window + block)
-    return r.tokens * r.heads * keys
+    each = attention_pairs(r.sequence, r.sequence, causal=r.causal, window=window)
+    return r.tokens / r.sequence * r.heads * each
 
 
 def _products(r: Recipe, tensor: int, expert: int, *, useful: bool = False) -> tuple[Product, ...]:
