@@ -116,7 +116,7 @@ def step_work(recipe: Recipe) -> StepWork:
     """
     r = recipe
     tensor, context, expert = (
-        r.axis("tensor", "tensor_transpose"),
+        r.axis("tensor"),
         r.axis("context"),
         r.axis("expert"),
     )
@@ -124,7 +124,8 @@ def step_work(recipe: Recipe) -> StepWork:
     products = _products(r, tensor, expert)
     dense, routed = parameters(r)
     stages = r.stages
-    held = (dense + routed / expert) / (shards * context * tensor * stages)
+    along = r.axis("tensor_transpose")
+    held = (dense + routed / expert) / (shards * context * tensor * along * stages)
     pairs = tuple((layer.layers * _pairs(r, layer.window), layer.head_dim) for layer in _kinds(r))
     useful = sum(3 * p.forward_flops for p in _products(r, tensor, expert, useful=True))
     useful += sum(
@@ -132,7 +133,7 @@ def step_work(recipe: Recipe) -> StepWork:
     )
     activation = residual_bytes(r.tokens, r.d_model, r.layers)
     times = _Times(r)
-    gathered = (dense + routed / expert) / tensor
+    gathered = (dense + routed / expert) / (tensor * along)
     slices = r.topology.slices // stages
     assert r.topology.chip is not None
     dcn = 0.0
@@ -154,11 +155,9 @@ def step_work(recipe: Recipe) -> StepWork:
         weights_s=6 * gathered * r.accumulation * times.per_byte("all_gather", *_SHARDED),
         copies_s=GRADIENT_BYTES * held * times.per_byte("all_reduce", "data"),
         context_s=3 * kv * times.per_byte("all_gather", "context"),
-        # Two gathers and two scatters of a layer, forward and backward.
-        tensor_s=8
-        * activation
-        * tensor
-        * times.per_byte("all_gather", "tensor", "tensor_transpose"),
+        # Two gathers and two scatters of a layer, forward and backward; or sums of partial results.
+        tensor_s=8 * activation * tensor * times.per_byte("all_gather", "tensor")
+        + _partial_bytes(r, products) * times.per_byte("all_reduce", "tensor_transpose"),
         # There and back, forward and backward.
         expert_s=4 * 2 * activation * times.per_byte("all_to_all", "expert"),
         slices_s=dcn,
@@ -219,7 +218,8 @@ def _pairs(r: Recipe, window: int | None) -> float:
 
 def _products(r: Recipe, tensor: int, expert: int, *, useful: bool = False) -> tuple[Product, ...]:
     """The products of a step; ``useful``: without the room that experts leave empty."""
-    rows = r.tokens * tensor / r.accumulation
+    along = r.axis("tensor_transpose")
+    rows = r.tokens * tensor * along / r.accumulation
     times = r.accumulation
     again = {part: int(part in r.recomputed) for part in ("qkv", "out", "up")}
     up = 2 if r.gated else 1
@@ -229,6 +229,7 @@ def _products(r: Recipe, tensor: int, expert: int, *, useful: bool = False) -> t
         m: float, k: float, n: float, count: float, part: str = "", kind: str = "dense"
     ) -> None:
         if m and k and n and count:
+            k, n = (size / along if size == r.d_model else size for size in (k, n))
             found.append(Product(m, k, n, count * times, again.get(part, 0), kind))
 
     d, q = r.d_model, r.heads * r.head_dim
@@ -254,9 +255,25 @@ def _products(r: Recipe, tensor: int, expert: int, *, useful: bool = False) -> t
         add(rows, d, up * r.shared_d_ff / tensor, routed, "up")
         add(rows, r.shared_d_ff / tensor, d, routed)
     if r.vocab:
-        m, k, n = rows, d, r.vocab / tensor
+        m, k, n = rows, d / along, r.vocab / tensor
         found.append(Product(m, k, n, times, int(r.logits_again), "logits"))
     return tuple(found)
+
+
+def _partial_bytes(r: Recipe, products: tuple[Product, ...]) -> float:
+    """Size of the partial results where the model's width is cut, in a step [bytes].
+
+    Products that sum over the width give partial results, and so do the gradients of those whose
+    result is as wide as the model.
+
+    Source:
+        Derived here. That MaxText's axis ``tensor_transpose`` cuts the width, of weights and
+        activations, is remembered from its logical axis rules and was not read again.
+    """
+    width = r.d_model / r.axis("tensor_transpose")
+    forward = sum(p.m * p.n * p.times * (1 + p.again) for p in products if p.k == width)
+    backward = sum(p.m * p.k * p.times for p in products if p.n == width)
+    return 2 * (forward + backward)
 
 
 def parameters(r: Recipe) -> tuple[float, float]:

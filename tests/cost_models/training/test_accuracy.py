@@ -68,10 +68,11 @@ def test_hard_rows_are_refused_or_predicted_but_stop_nothing(tmp_path: Path) -> 
     assert all(reason for _, reason in found.refused)
 
 
-def test_published_comparisons_are_called_right_but_for_a_fault_of_propagation() -> None:
+def test_published_comparisons_are_called_right() -> None:
     found = call_rankings()
-    assert {call.name for call in found.calls if not call.right} == {"R38"}
+    assert not [call.name for call in found.calls if not call.right]
     assert len(found.calls) >= 55
+    assert sum(call.same_sign for call in found.calls) >= 50
     assert len(found.calls) + len(found.not_called) == 63
 
 
@@ -113,12 +114,13 @@ def test_slices_without_a_shape_are_taken_compact(
 
 @pytest.fixture
 def few(tmp_path: Path) -> list[str]:
-    """Options that name small files."""
+    """Options that name small files; of two comparisons one says the contrary of what is true."""
     options = []
     for word, count in (("points", 3), ("rankings", 2)):
         path = tmp_path / f"{word}.csv"
         lines = FILES.joinpath(f"{word}.csv").read_text("utf-8").splitlines()
-        path.write_text("\n".join(lines[: 1 + count]), encoding="utf-8")
+        text = "\n".join(lines[: 1 + count])
+        path.write_text(text.replace(",1822,10382,ms,A,", ",10382,1822,ms,B,"), encoding="utf-8")
         options += [f"--{word}", str(path)]
     return options
 
