@@ -302,7 +302,10 @@ def hierarchical_s(
     data = _floats(nbytes)
     once = kind in ("all_gather", "reduce_scatter", "all_reduce")
     streams = neighbours // siblings if once else neighbours
-    over_torus = TORUS[kind](data * streams, torus)
-    over_dcn = switched_s(kind, data, levels)
-    in_chip = switched_s(kind, data, (SwitchLevel(siblings, chip_bytes_per_s),))
-    return np.maximum(np.maximum(over_torus, over_dcn), in_chip)
+    time = TORUS[kind](data * streams, torus)
+    if levels:
+        time = np.maximum(time, switched_s(kind, data, levels))
+    if siblings > 1:
+        within = (SwitchLevel(siblings, chip_bytes_per_s),)
+        time = np.maximum(time, switched_s(kind, data, within))
+    return time

@@ -166,7 +166,7 @@ def load_measurements(path: str | Path) -> tuple[str, tuple[Measurement, ...]]:
         InputError: It cannot be read, or a line is not complete; says which.
     """
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(

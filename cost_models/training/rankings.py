@@ -20,13 +20,13 @@ from autoshard.cost_models.collectives import TorusAxis, all_gather_s, permute_s
 from autoshard.cost_models.topology import Topology
 from autoshard.cost_models.training.accuracy import shipped_points
 from autoshard.cost_models.training.fitting import fit
+from autoshard.cost_models.training.policies import recomputed
 from autoshard.cost_models.training.recipe import (
     Attention,
     Recipe,
     context_parallelism,
     dtype_of,
     mesh_axes,
-    recomputed,
 )
 from autoshard.cost_models.training.step import Steps
 from autoshard.errors import AutoshardError, InputError
@@ -100,7 +100,7 @@ def _rows(path: str | Path | None) -> list[dict[str, str]]:
             folder = resources.files("autoshard.cost_models.training")
             lines = folder.joinpath("rankings.csv").read_text("utf-8").splitlines()
         else:
-            lines = Path(path).read_text("utf-8").splitlines()
+            lines = Path(path).read_text("utf-8-sig").splitlines()
         rows = [
             {k: v or "" for k, v in row.items() if isinstance(v, str | None) and k}
             for row in csv.DictReader(lines)

@@ -11,35 +11,8 @@ from pathlib import Path
 
 from autoshard.cost_models.chips import CHIPS
 from autoshard.cost_models.topology import Topology
+from autoshard.cost_models.training.policies import recomputed
 from autoshard.errors import AutoshardError, InputError
-
-PARTS = ("qkv", "attention", "out", "up")
-"""Parts of a layer whose results a rematerialisation policy saves or computes again."""
-
-_SAVED_BY_NAME = {
-    "qkv": "qkv",
-    "query": "qkv",
-    "qkv_proj": "qkv",
-    "context": "attention",
-    "out_proj": "out",
-    "mlpwi": "up",
-    "mlpwi_0": "up",
-}
-# Words in a policy's name, the first that fits, and the parts that are then computed again. Names
-# are those of MaxText and axlearn; a flash attention is a custom call, which saves no product.
-_RECOMPUTED_BY_WORD: tuple[tuple[str, frozenset[str]], ...] = (
-    ("none", frozenset()),
-    ("with_context_except_mlp", frozenset({"up"})),
-    ("except_mlpwi", frozenset({"attention", "up"})),
-    ("flash-attention output", frozenset()),
-    ("minimal_flash", frozenset()),
-    ("minimal_with_context", frozenset()),
-    ("minimal", frozenset({"attention"})),
-    ("dots_saveable", frozenset({"attention"})),
-    ("attention projections", frozenset({"attention", "up"})),
-    ("qkv_proj", frozenset({"attention", "out", "up"})),
-    ("out_proj", frozenset({"qkv", "attention", "up"})),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +145,7 @@ def read_recipes(path: str | Path) -> tuple[tuple[Recipe, ...], tuple[tuple[str,
         InputError: The file cannot be read as a table.
     """
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(
@@ -278,29 +251,6 @@ def recipe_of(row: Mapping[str, str | None]) -> Recipe:
         confidence=cells.get("confidence", ""),
         family=cells.get("family", "") or ("moe" if experts else "dense"),
     )
-
-
-def recomputed(policy: str) -> frozenset[str]:
-    """The parts of a layer that the backward pass computes again under a policy.
-
-    Args:
-        policy: As published: a name of MaxText or axlearn, or ``save{...}``/``offload{...}`` with
-            the names of the tensors that are kept. What is not known computes everything again.
-
-    Examples:
-        >>> sorted(recomputed("custom: offload{decoder_layer_input,out_proj,query,key,value}"))
-        ['attention', 'up']
-    """
-    policy = policy.lower()
-    named = re.search(r"(?:save|offload)\{([^}]*)\}", policy)
-    if named:
-        kept = {_SAVED_BY_NAME.get(name.strip(), "") for name in named[1].split(",")}
-        return frozenset(PARTS) - kept
-    if not policy.startswith("full"):
-        for word, parts in _RECOMPUTED_BY_WORD:
-            if word in policy:
-                return parts
-    return frozenset(PARTS)
 
 
 def _refused(column: str, text: str) -> InputError:

@@ -6,11 +6,11 @@ import pytest
 
 from autoshard.cost_models.topology import Topology
 from autoshard.cost_models.training.accuracy import shipped_points
+from autoshard.cost_models.training.policies import recomputed
 from autoshard.cost_models.training.recipe import (
     mesh_axes,
     read_recipes,
     recipe_of,
-    recomputed,
 )
 from autoshard.errors import AutoshardError, InputError
 
