@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from autoshard.errors import InputError
 from autoshard.problem import Problem, load_problem
@@ -218,10 +219,11 @@ def live(what: str, limit_s: float) -> Iterator[Callable[[Progress], None]]:
                     gap = max(0.0, (sign.cost - sign.lower_bound) / sign.cost)
             done = min(1.0, sign.seconds / limit_s)
             bar = "━" * round(20 * done) + " " * (20 - round(20 * done))
-            shown.update(
+            line = (
                 f"{what} {bar} {sign.seconds:.0f}/{limit_s:g} s  cost {cost}  at least {bound}  "
                 f"gap {percent(gap)}  {sign.nodes_left} nodes left, {sign.stage}"
             )
+            shown.update(Text(line, no_wrap=True, overflow="ellipsis"))
 
         yield tell
 
@@ -314,7 +316,7 @@ def _compared(run: dict[str, Any]) -> list[str]:
         f"{costs[0][0]:.2f}" if costs else "-",
         f"{near[0]:.2f}" if near else "-",
         f"{run['seconds']:.2f}",
-        f"{run['peak_rss_bytes'] / 2**20:.0f}",
+        "-" if run["peak_rss_bytes"] is None else f"{run['peak_rss_bytes'] / 2**20:.0f}",
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -92,8 +91,12 @@ def shortage_json(problem: Problem, solution: Solution) -> dict[str, Any] | None
     }
 
 
-def peak_rss_bytes() -> int:
-    """The most memory that this process has held [bytes]."""
+def peak_rss_bytes() -> int | None:
+    """The most memory that this process has held [bytes]; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # there in bytes, elsewhere in KiB
 
