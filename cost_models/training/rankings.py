@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -204,7 +204,7 @@ def _recipe(row: Mapping[str, str], side: str) -> Recipe:
     if named and named["ab".index(side) + 1] in points:
         return points[named["ab".index(side) + 1]]
     text, option = row["model_config"], row[f"option_{side}"]
-    base = model_named(text)
+    base = model_named(text, _chip_name(row["chip_slice"]))
     topology = _slices(row["chip_slice"], "ab".index(side), base.topology)
     mesh = option if "=" in option else row["chip_slice"] if "=" in row["chip_slice"] else "fsdp=1"
     if "data x " in mesh:
@@ -314,20 +314,28 @@ def _models() -> dict[str, Any]:
     return read
 
 
-def model_named(text: str) -> Recipe:
+def model_named(text: str, chip: str = "") -> Recipe:
     """A recipe of a model that a text names, as one of its runs was published.
 
     Known are the models of the shipped runs, those of ``models.json``, and MaxText's default
-    models, ``maxtext-default-32b``.
+    models, ``maxtext-default-32b``, trained as the shipped one that is nearest in size.
+
+    Args:
+        text: Any text.
+        chip: The chip on which the run should be, if there is one on it.
 
     Raises:
         InputError: The text names none of them.
     """
     lower = text.lower()
-    shipped = {r.program: r for r in shipped_points() if r.dtype == "bf16"}
+    wanted = find_chip(chip).name if chip else ""
+    runs = sorted(
+        (r for r in shipped_points() if r.dtype == "bf16"), key=lambda r: r.chip == wanted
+    )
+    shipped = {r.program: r for r in runs}
     default = re.search(r"maxtext-default-(\d+)b", lower)
     if default:
-        return _maxtext(shipped["maxtext-default-64b"], int(default[1]))
+        return _maxtext(runs, wanted, int(default[1]))
     for name, entry in _models().items():
         if any(word in lower for word in (name, *entry.get("also", ()))):
             base = shipped[entry["like"]]
@@ -350,12 +358,18 @@ def model_named(text: str) -> Recipe:
     raise _no(f"no model is known in {text[:60]!r}")
 
 
-def _maxtext(base: Recipe, billions: int) -> Recipe:
+def _maxtext(runs: Sequence[Recipe], chip: str, billions: int) -> Recipe:
     """MaxText's default model of a size.
 
     Source: AI-Hypercomputer/maxtext@e591f30, ``global_parameter_scale``: doublings go to heads and
     MLP, then the width, then depth, in turn, from a model of 1 B.
     """
+
+    def distance(recipe: Recipe) -> tuple[bool, float]:
+        size = int(recipe.program.split("-")[-1].removesuffix("b"))
+        return recipe.chip != chip, abs(math.log(size / billions))
+
+    base = min((r for r in runs if r.program.startswith("maxtext-default-")), key=distance)
     doublings = round(math.log2(billions))
     each, rest = divmod(doublings, 3)
     wide, heads = 2 ** (each + (rest > 1)), 2 ** (each + (rest > 0))
