@@ -146,6 +146,7 @@ class Batch:
         costs: What they charge, ``[n, S]``.
         floors: Per node and state, the best bound on choices with that state, ``[n, S]``.
         links: Their edges.
+        others: Per link, the nodes at the other ends.
     """
 
     nodes: tuple[int, ...]
@@ -153,6 +154,7 @@ class Batch:
     costs: Ints
     floors: Ints
     links: tuple[Link, ...]
+    others: tuple[tuple[int, ...], ...]
 
     def sum_of(self, charges: list[Ints]) -> Ints:
         """What nodes charge, and their edges; forbidden where one of them forbids it."""
@@ -213,9 +215,10 @@ def batches_of(net: Network, shift: int) -> tuple[tuple[Batch, ...], Ints]:
     for group in groups:
         costs = np.stack([net.costs[n] for n in group])
         costs = np.where(costs < INF, scaled(costs, shift), INF)
-        links = []
+        links, ends = [], []
         for position, (kind, first) in enumerate(looks[group[0]]):
             others = [looks[n][position][1] for n in group]
+            ends.append(tuple(others))
             begin = message_at[group[0], first]
             far = np.array([message_at[o, n] for n, o in zip(group, others, strict=True)])
             who = np.array([place[o] for o in others])
@@ -229,7 +232,9 @@ def batches_of(net: Network, shift: int) -> tuple[tuple[Batch, ...], Ints]:
                 )
             )
         floors = np.full(costs.shape, -INF)
-        batches.append(Batch(tuple(group), place[group[0]], costs, floors, tuple(links)))
+        batches.append(
+            Batch(tuple(group), place[group[0]], costs, floors, tuple(links), tuple(ends))
+        )
     return tuple(batches), messages
 
 

@@ -1,8 +1,10 @@
 """What happens to a network that reductions alone don't solve.
 
-Rounds of: raise the bound (prices on memory included); look for cheaper choices around what the
-bound suggests; drop every state that no choice cheaper than the best known can use; reduce again.
-A network that got small enough is eliminated exactly or handed to CP-SAT.
+Rounds of: raise the bound (prices on memory included), by a linear program where it is small
+enough, else by messages; look for cheaper choices around what the bound suggests; drop every state
+that no choice cheaper than the best known can use; reduce again. A network that got small enough is
+eliminated exactly or handed to HiGHS and CP-SAT. Where the network has memory rows for some time
+points only, what is cheapest on it may break others: then those are what is found.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from autoshard.solvers.cpsat import excess, paid, solve_network
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.eliminate import Elimination, plan_elimination
 from autoshard.solvers.network import INF, Network
+from autoshard.solvers.polytope import MOST_FLOWS, Polytope
 from autoshard.solvers.reduce import reduce
-from autoshard.solvers.rows import compact
+from autoshard.solvers.rows import Timeline, compact
 from autoshard.solvers.solution import Deadline, Progress
 from autoshard.solvers.walk import Walk, ball
 
@@ -31,6 +34,11 @@ _PATIENCE = 4  # changes of the prices without a better bound before steps are h
 _WORTHWHILE = 0.3  # fraction of states to be dropped that is worth another round at once
 _START_SHARE = 0.1  # of the time: for a first choice
 _SEARCH_WORK = 3.0  # of CP-SAT in its first try, in its own deterministic seconds
+_EASY_FLOWS = 20_000  # linear programs up to this size are solved at once
+_FIRST_ROUNDS = 8  # changes of the prices before larger ones
+_RELAX_SHARE = 0.5  # of the time: for the linear program
+_EXACT_SHARE = 0.25  # of the time: for HiGHS in its first try
+_MOST_POINTS = 4  # time points to be added at once
 _STALL = 12  # changes of the prices that together must gain something worth another round
 
 
@@ -111,6 +119,9 @@ class Search:
         record: Where results go.
         rng: For random neighbourhoods.
         workers: Strategies of CP-SAT; 0: CP-SAT is not used.
+        timeline: The problem's time points, if the network has memory rows for some of them only.
+        broken: Time points at which a choice that the network allows broke the limit.
+        relaxed: The linear program was solved.
         prices: Per memory row, the best known cost of one byte.
     """
 
@@ -118,10 +129,13 @@ class Search:
     record: Record
     rng: np.random.Generator
     workers: int
+    timeline: Timeline | None = None
+    broken: tuple[int, ...] = ()
+    relaxed: bool = False
     prices: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def run(self) -> bool:
-        """Search until solved or out of time.
+        """Search until solved, out of time, or on to more memory rows.
 
         Returns:
             Whether the network is finished: nothing on it is cheaper than the record's cost.
@@ -132,26 +146,65 @@ class Search:
             record.raise_bound(net.offset)
         if not net.segments:
             self._start()
-        dual: Dual | None = None
         effort = 1
         while record.deadline.left_s > 0:
-            if dual is None:
-                finished = self._reduce()
-                if finished is not None:
-                    return finished
-                self._start()
-                dual = Dual.of(net)
-                dual.set_prices(self.prices * dual.scale)
-            if self._raise_bound(dual, effort):
+            finished = self._reduce()
+            if finished is not None:
+                return finished
+            self._start()
+            dual = Dual.of(net)
+            if self._relax(dual) or record.closed:
                 return True
+            if self.broken:
+                return False
             dropped = self._prune(dual)
-            if dropped:
-                dual = None
-            if dropped < _WORTHWHILE / 3:
+            while dropped < _WORTHWHILE / 3:
                 if self._search_exactly(effort):
                     return True
+                if self.broken or record.deadline.left_s <= 0:
+                    return False
                 effort *= 2
+                dropped = self._prune(dual)
         return net.impossible
+
+    def _relax(self, dual: Dual) -> bool:
+        """Raise the bound, by the linear program if it can be solved; says if the gap closed."""
+        net, record = self.net, self.record
+        dual.set_prices(self.prices * dual.scale)
+        model = Polytope(net)
+        found = None
+        if model.columns > _EASY_FLOWS and not self.relaxed:
+            if self._raise_bound(dual, 1, most=_FIRST_ROUNDS):
+                return True
+            if self._prunable(dual) > _WORTHWHILE:
+                return False
+        if model.columns <= MOST_FLOWS:
+            record.say("relaxing", net)
+            found = model.relax(record.deadline.share(_RELAX_SHARE))
+        if found is None or not dual.install(found.prices, found.messages):
+            return self._raise_bound(dual, 1)
+        self.relaxed = True
+        self.prices = found.prices
+        for _ in range(_SWEEPS):
+            dual.sweep()
+        record.raise_bound(dual.bound)
+        if dual.impossible:
+            net.impossible = True
+            return True
+        self._offer(found.states())
+        if not self.broken:
+            self._improve(dual.decode(), dual)
+        return False
+
+    def _offer(self, states: dict[int, int]) -> None:
+        """Take a choice if it is feasible and cheaper; note the time points that it breaks."""
+        net, record = self.net, self.record
+        if paid(net, states) >= INF or (excess(net, states) > 0).any():
+            return
+        full = net.complete(states)
+        choices = tuple(full[node] for node in range(len(full)))
+        if not record.offer_choices(choices) and self.timeline is not None:
+            self.broken += self.timeline.broken(choices, _MOST_POINTS)
 
     def _reduce(self) -> bool | None:
         """Shrink the network; says whether that finished it, None if more is to be done."""
@@ -185,16 +238,16 @@ class Search:
             return False
         value, run = ran
         if value < INF:
-            record.offer(net, run.best())
+            self._offer(run.best())
             record.raise_bound(net.offset + value)
-        return True
+        return not self.broken
 
-    def _raise_bound(self, dual: Dual, effort: int) -> bool:
+    def _raise_bound(self, dual: Dual, effort: int, most: int = 10_000) -> bool:
         """One round of prices, bound and choices; says whether the gap closed."""
         net, record = self.net, self.record
         best, best_prices = dual.bound, dual.prices
         step, fails, smooth, mark, stalled = _STEP, 0, None, dual.bound, 0
-        for count in range(10_000):
+        for count in range(most):
             for _ in range(_SWEEPS):
                 if record.deadline.left_s <= 0:
                     return False
@@ -255,6 +308,7 @@ class Search:
             keep = floor <= most
             if not keep.all():
                 self.net.restrict(node, keep)
+                dual.floors[node] = floor[keep]
         return part
 
     def _improve(self, states: dict[int, int], dual: Dual) -> None:
@@ -282,23 +336,35 @@ class Search:
         record.offer(net, walk.states)
 
     def _search_exactly(self, effort: int) -> bool:
-        """Hand what is left to CP-SAT for a while; says whether that finished it."""
+        """Hand what is left to HiGHS, then to CP-SAT, for a while; says if that finished it."""
         net, record = self.net, self.record
         if not self.workers or record.deadline.left_s <= 0:
             return False
         record.say("searching exactly", net)
+        hint = net.locate(record.choices) if record.choices is not None else None
+        seed = int(self.rng.integers(1 << 30))
+        model = Polytope(net)
+        if model.columns <= MOST_FLOWS:
+            share = record.deadline.share(min(1.0, _EXACT_SHARE * effort))
+            found = model.search(share, seed=seed, hint=hint)
+            if found.bound is not None:
+                record.raise_bound(found.bound)
+            if found.states is not None:
+                self._offer(found.states)
+            if self.broken:
+                return False
         result = solve_network(
             net,
             record.deadline,
-            seed=int(self.rng.integers(1 << 30)),
+            seed=seed,
             workers=self.workers,
             most_work=_SEARCH_WORK * effort * effort,
             priced=np.flatnonzero(self.prices > 0).tolist(),
             hint=net.locate(record.choices) if record.choices is not None else None,
             upper=record.cost,
         )
-        if result.states is not None:
-            record.offer(net, result.states)
         if result.bound is not None:
             record.raise_bound(result.bound)
-        return result.complete
+        if result.states is not None:
+            self._offer(result.states)
+        return result.complete and not self.broken

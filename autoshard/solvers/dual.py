@@ -12,6 +12,7 @@ one after another: see :mod:`autoshard.solvers.batches`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import mul
 
@@ -117,6 +118,42 @@ class Dual:
             self.costs[node][:] = np.where(dead, INF, np.minimum(cost - low, INF))
         self.prices = prices
 
+    def install(
+        self, prices: NDArray[np.float64], messages: Mapping[tuple[int, int], NDArray[np.float64]]
+    ) -> bool:
+        """Start again from prices and messages that somebody else found, rounded to integers.
+
+        Whatever they are, the bound stays proved: what rounding makes negative is taken from it.
+
+        Args:
+            prices: Per memory row, the cost of one byte, at least 0.
+            messages: Per pair (i, j) in either order, what moves from the edge to i, per state
+                of i.
+
+        Returns:
+            Whether they fit 64 bits; if not, nothing has changed.
+        """
+        moved: dict[tuple[int, int], Ints] = {}
+        spread = dict.fromkeys(self.costs, 0.0)
+        for pair, values in messages.items():
+            whole = np.rint(values * self.scale)
+            largest = float(np.abs(whole).max())
+            spread[pair[0]] += largest
+            if spread[pair[0]] >= _ROOM:
+                return False
+            moved[pair] = whole.astype(np.int64)
+        self.set_prices(prices * self.scale)
+        for batch in self.batches:
+            for position, link in enumerate(batch.links):
+                for row, node in enumerate(batch.nodes):
+                    message = moved[node, batch.others[position][row]]
+                    link.own[row] -= message
+                    cost = self.costs[node]
+                    cost[:] = np.where(cost < INF, cost + message, INF)
+        for batch in self.batches:
+            self._visit(batch, forward=True, proved=False)
+        return True
+
     def sweep(self) -> None:
         """Visit all nodes once in each direction."""
         for batch in self.batches:
@@ -128,7 +165,7 @@ class Dual:
             for batch in self.batches:
                 batch.level(self.messages)
 
-    def _visit(self, batch: Batch, *, forward: bool) -> None:
+    def _visit(self, batch: Batch, *, forward: bool, proved: bool = True) -> None:
         lows = [link.lows(self.messages) for link in batch.links]
         total = batch.sum_of(lows)
         least = total.min(axis=1)
@@ -139,8 +176,9 @@ class Dual:
         dead = total >= INF
         total -= least[:, None]
         total[dead] = INF
-        floor = np.where(dead, INF, total + self.offset)
-        np.maximum(batch.floors, floor, out=batch.floors)
+        if proved:
+            floor = np.where(dead, INF, total + self.offset)
+            np.maximum(batch.floors, floor, out=batch.floors)
         parts, count = batch.shares(forward)
         share = total // parts[:, None]
         for link, low in zip(batch.links, lows, strict=True):

@@ -11,10 +11,12 @@ from autoshard.problem import FORBIDDEN, Problem, evaluate, validate_problem
 from autoshard.solvers.core import Record, Search
 from autoshard.solvers.memory import least_usage_limit, shortage
 from autoshard.solvers.network import Network
-from autoshard.solvers.rows import add_memory
+from autoshard.solvers.rows import Timeline
 from autoshard.solvers.solution import Deadline, Progress, Solution, Status
 
-_FREE_SHARE = 0.25  # of the time: for solving without the memory limit first
+_ROOMY = 0.5
+"""Where more than this fraction of the limit is left when every node uses its least, memory is
+first left out of account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +52,30 @@ class ExactSolver:
 
     def _solve(self, record: Record, rng: np.random.Generator) -> Outcome:
         """Fill the record; says what is proved."""
-        problem, deadline = record.problem, record.deadline
-        net = Network.of(problem)
+        problem = record.problem
         if problem.usage_limit is None:
-            return Outcome(Search(net, record, rng, self.workers).run(), False)
-        # Memory forbids most reductions, so first see whether it can be left out.
-        free = Record(
-            replace(problem, usage_limit=None), deadline.share(_FREE_SHARE), _of_bounds(record.tell)
-        )
-        if Search(net, free, rng, 0).run() and free.choices is None:
-            return Outcome(True, False)
-        if free.bound is not None:
-            record.raise_bound(free.bound)
-        if free.choices is not None:
-            record.offer_choices(free.choices)
-        if record.closed:
-            return Outcome(True, False)
-        net = Network.of(problem)
-        add_memory(net, problem)
-        return Outcome(Search(net, record, rng, self.workers).run(), True)
+            return Outcome(Search(Network.of(problem), record, rng, self.workers).run(), False)
+        timeline = Timeline.of(problem)
+        points: set[int] = set()
+        if int(timeline.capacity.min()) < problem.usage_limit * _ROOMY:
+            points.add(int(timeline.capacity.argmin()))
+        while True:
+            net = Network.of(problem)
+            timeline.give(net, sorted(points))
+            search = Search(net, record, rng, self.workers, timeline)
+            finished = search.run()
+            fresh = set(search.broken) - points
+            if not fresh:
+                return Outcome(finished, finished and self._fits_without_limit(record, rng))
+            points |= fresh
+
+    def _fits_without_limit(self, record: Record, rng: np.random.Generator) -> bool:
+        """Whether some choice is allowed that is not feasible: memory forbids it."""
+        if record.choices is not None:
+            return True
+        free = Record(replace(record.problem, usage_limit=None), record.deadline, None)
+        finished = Search(Network.of(free.problem), free, rng, 0).run()
+        return free.choices is not None or not finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,6 @@ class Outcome:
 
     finished: bool
     memory: bool
-
-
-def _of_bounds(tell: Callable[[Progress], None] | None) -> Callable[[Progress], None] | None:
-    """Tells of bounds alone: the choices found without the memory limit may not keep it."""
-    if tell is None:
-        return None
-    return lambda progress: tell(replace(progress, cost=None, choices=None))
 
 
 def _solution(record: Record, outcome: Outcome) -> Solution:

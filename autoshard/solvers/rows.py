@@ -2,33 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import FORBIDDEN, Problem, usage_over_time
 from autoshard.solvers.memory import least_usages
-from autoshard.solvers.network import INF, Network, Segment
+from autoshard.solvers.network import INF, Ints, Network, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The time points of a problem at which its usage can change, and who lives at each.
+
+    Attributes:
+        problem: A problem with a usage limit.
+        least: Per node, its smallest usage over allowed strategies [bytes].
+        capacity: Per time point, what is left of the limit when every node uses its least [bytes].
+        first: Per node, the first time point at which it lives.
+        end: Per node, one past the last.
+    """
+
+    problem: Problem
+    least: Ints
+    capacity: Ints
+    first: NDArray[np.intp]
+    end: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Timeline:
+        """The time points of a problem with a usage limit."""
+        assert problem.usage_limit is not None
+        least = least_usages(problem)
+        times, usage = usage_over_time(problem, least.tolist())
+        return cls(
+            problem=problem,
+            least=least,
+            capacity=problem.usage_limit - usage,
+            first=np.searchsorted(times, problem.intervals[:, 0]),
+            end=np.searchsorted(times, problem.intervals[:, 1]),
+        )
+
+    def excess(self, choices: Sequence[int]) -> Ints:
+        """Per time point, usage above the limit (negative: room) [bytes]."""
+        change = np.zeros(len(self.capacity) + 1, np.int64)
+        used = [int(use[choice]) for use, choice in zip(self.problem.usages, choices, strict=True)]
+        above = np.where(self.first < self.end, np.array(used, np.int64) - self.least, 0)
+        np.add.at(change, self.first, above)
+        np.subtract.at(change, self.end, above)
+        over: Ints = np.cumsum(change)[:-1] - self.capacity
+        return over
+
+    def broken(self, choices: Sequence[int], most: int) -> tuple[int, ...]:
+        """Time points at which a choice uses too much, the worst first, none near another.
+
+        Args:
+            choices: One strategy per node.
+            most: How many to name at most.
+        """
+        over = self.excess(choices)
+        apart = len(over) // (8 * most)
+        found: list[int] = []
+        while len(found) < most and int(over.max(initial=0)) > 0:
+            worst = int(over.argmax())
+            found.append(worst)
+            over[max(0, worst - apart) : worst + apart + 1] = 0
+        return tuple(found)
+
+    def give(self, net: Network, points: Sequence[int]) -> None:
+        """Give a network that no rule has touched yet memory rows for some time points.
+
+        Choices on the network with only some of the rows cost no more than those with all.
+
+        Args:
+            net: Fresh from ``Network.of``.
+            points: Time points, ascending.
+        """
+        net.capacity = self.capacity[np.array(points, np.intp)]
+        net.impossible |= bool((net.capacity < 0).any())
+        first, end = np.searchsorted(points, self.first), np.searchsorted(points, self.end)
+        for node in np.flatnonzero(first < end).tolist():
+            allowed = self.problem.costs[node] < FORBIDDEN
+            above = np.where(allowed, self.problem.usages[node] - self.least[node], 0)
+            net.add_segment(node, int(first[node]), int(end[node]), above)
+        compact(net)
 
 
 def add_memory(net: Network, problem: Problem) -> None:
-    """Give a network that no rule has touched yet the memory rows of its problem.
+    """Give a network that no rule has touched yet all the memory rows of its problem.
 
     Args:
         net: Fresh from ``Network.of``.
         problem: A problem with a usage limit.
     """
-    assert problem.usage_limit is not None
-    least = least_usages(problem)
-    times, usage = usage_over_time(problem, least.tolist())
-    net.capacity = problem.usage_limit - usage
-    net.impossible |= bool((net.capacity < 0).any())
-    first = np.searchsorted(times, problem.intervals[:, 0])
-    end = np.searchsorted(times, problem.intervals[:, 1])
-    for node, (cost, used) in enumerate(zip(problem.costs, problem.usages, strict=True)):
-        if first[node] < end[node]:
-            above = np.where(cost < FORBIDDEN, used - least[node], 0)
-            net.add_segment(node, int(first[node]), int(end[node]), above)
-    compact(net)
+    timeline = Timeline.of(problem)
+    timeline.give(net, range(len(timeline.capacity)))
 
 
 def compact(net: Network) -> NDArray[np.intp]:
