@@ -110,8 +110,8 @@ def contest(folder: Path) -> Iterator[Case]:
         name = path.name.removesuffix(".gz").removesuffix(".json").rpartition("-")[2]
         row = known.get(name, {}) if "iopddl" in path.name else {}
         optimum = _number(row.get("proved_optimum"))
-        costs = [_number(row.get(k)) for k in ("contest_best", "best_published_after")]
-        best = min((c for c in (*costs, optimum) if c is not None), default=None)
+        best = _least(_number(row.get("contest_best")), _number(row.get("best_published_after")))
+        best = optimum if optimum is not None else best
         limit = row.get("time_limit_s")
         yield Case(name, path, float(limit) if limit else None, best, optimum)
 
@@ -263,6 +263,13 @@ def _references(path: Path) -> dict[str, dict[str, str]]:
 
 def _number(text: str | None) -> int | None:
     return int(float(text)) if text and "e" in text.lower() else int(text) if text else None
+
+
+def _least(exact: int | None, rounded: int | None) -> int | None:
+    """The lesser of two costs, one of which is printed with nine digits."""
+    if exact is None or rounded is None:
+        return rounded if exact is None else exact
+    return rounded if rounded < exact * (1 - 5e-9) else exact
 
 
 def _seconds(value: float | None) -> str:

@@ -54,6 +54,16 @@ def test_a_folder_of_ones_own_is_run(tmp_path: Path) -> None:
     assert rows_of(json.loads(json.dumps(rows_json([row])))) == [row]
 
 
+def test_a_cost_printed_with_nine_digits_is_no_record_by_its_rounding(tmp_path: Path) -> None:
+    rows = ["instance,contest_best,best_published_after,proved_optimum"]
+    rows += ["P,662197407330,6.62197407e+11,", "M,49928460991,4.99281575e+10,", "A,9,9,7", "Z,,,"]
+    (tmp_path / "reference.csv").write_text("\n".join(rows) + "\n")
+    for name in "PMAZ":
+        save_problem(PROBLEM, tmp_path / f"iopddl-{name}.json")
+    best = {case.name: case.best for case in contest(tmp_path)}
+    assert best == {"P": 662197407330, "M": 49928157500, "A": 7, "Z": None}
+
+
 def test_a_folder_without_problems_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no problem"):
         list(contest(tmp_path))
