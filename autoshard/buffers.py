@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autoshard.cost_models.protocol import Compiler
-from autoshard.kinds import ELEMENTWISE, EXPENSIVE, FUSIBLE, MATERIAL_KINDS
+from autoshard.kinds import ELEMENTWISE, EXPENSIVE, FUSIBLE, MATERIAL_KINDS, PRODUCTS
 from autoshard.local import LOCAL_VIEWS, DotSide, LocalBlock, LocalOp, LocalValue
 from autoshard.pooling import with_winners
 
@@ -118,6 +118,7 @@ def _is_large(value: LocalValue) -> bool:
 class _Fuser:
     def __init__(self, block: LocalBlock, values: list[LocalValue], compiler: Compiler) -> None:
         self.block, self.values, self.cpu = block, values, compiler == "cpu"
+        self.tpu = compiler == "tpu"
         self.maker: dict[int, LocalOp] = {}
         self.root: dict[int, int] = {}
         self.reshaped: set[int] = set()
@@ -127,6 +128,7 @@ class _Fuser:
         self.users: dict[int, list[tuple[LocalOp | None, str]]] = {}
         self.reads: dict[int, dict[int, bool]] = {}
         self.known: dict[int, bool] = {}
+        self.absorbed: set[int] = set()
 
     def run(self) -> Kernels:
         ops = in_post_order(self.block) if self.cpu else _needed(self.block)
@@ -159,6 +161,10 @@ class _Fuser:
             if op.kind in MATERIAL_KINDS or op.kind in LOCAL_VIEWS:
                 continue
             reads = self._reads(op, copies, found)
+            if self._is_absorbed(op):
+                self.reads[op.outputs[0]] = dict.fromkeys(reads, False)
+                self.absorbed.add(op.outputs[0])
+                continue
             if op.kind in FUSIBLE:
                 self.reads[op.outputs[0]] = reads
                 if not self.has_buffer(op):
@@ -264,6 +270,22 @@ class _Fuser:
             return how == "soft" and self._is_summed(user)
         return user is not None and how == "reduce" and _is_large(self.values[user.inputs[0]])
 
+    def _is_absorbed(self, op: LocalOp) -> bool:
+        """Whether XLA:TPU computes elementwise what it does to a product before it writes that."""
+        if not (self.tpu and op.kind in PRODUCTS):
+            return False
+        value = op.outputs[0]
+        while True:
+            users = self.users.get(value, [])
+            if len(self.readers.get(value, ())) != 1 or len(users) != 1:
+                return False
+            user, how = users[0]
+            if user is None or how != "soft" or user.kind not in ELEMENTWISE:
+                return False
+            value = user.outputs[0]
+            if self.has_buffer(user):
+                return True
+
     def has_buffer(self, op: LocalOp) -> bool:
         """Whether the result of a fusible op is written to memory."""
         value = op.outputs[0]
@@ -327,6 +349,8 @@ class _Fuser:
             return {value: True}
         if op.kind in MATERIAL_KINDS:
             return {}
+        if value in self.absorbed:
+            return self.reads[value]
         if op.kind in FUSIBLE and (not self.has_buffer(op) or (soft and self._is_cheap(op))):
             return self.reads[value]
         return {value: True}

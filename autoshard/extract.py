@@ -196,6 +196,7 @@ class _Reader:
                 collective=collective_of(operation, self.mesh),
                 body=self._body(operation),
                 window=window_of(operation),
+                is_precise=_is_precise(operation),
             )
         )
 
@@ -394,4 +395,12 @@ def _elementwise(operation: ir.Operation) -> Rule | None:
         tuple(kinds),
         (dims,) * len(operation.operands),
         (dims,) * len(operation.results),
+    )
+
+
+def _is_precise(operation: ir.Operation) -> bool:
+    """Whether a product asks for more than its platform's default precision."""
+    held = operation.attributes
+    return "algorithm" in held or (
+        "precision_config" in held and "HIGH" in str(held["precision_config"])
     )

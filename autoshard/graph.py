@@ -150,6 +150,7 @@ class Op:
         collective: What it sends, if it is a collective (in a ``shard_map``).
         body: Of a ``shard_map``, the program of one device, with local shapes.
         window: Of a convolution or a pooling's gradient, order and padding of its dimensions.
+        is_precise: Whether a product asks for more than the default precision.
     """
 
     index: int
@@ -172,6 +173,7 @@ class Op:
     collective: WrittenCollective | None = None
     body: Graph | None = None
     window: Window | None = None
+    is_precise: bool = False
 
     @property
     def is_alias(self) -> bool:

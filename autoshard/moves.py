@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from autoshard.branches import Block
 from autoshard.cost_models.protocol import CollectiveKind
 from autoshard.graph import Graph
+from autoshard.narrowing import reads_halves
 from autoshard.plan_parts import OpPlan, PlannedCollective, ReshardPlan
 from autoshard.reads import Read, reads
 from autoshard.reshard import Resharder, Step, sent_bytes
@@ -118,7 +119,10 @@ class _Finder:
         if wanted == source:
             return self._raw(read.value)
         tensor = self.graph.values[read.value]
-        size = sent_bytes(tensor.nbytes, tensor.dtype, self.resharder.model.compiler)
+        compiler = self.resharder.model.compiler
+        at_end = read.op == len(self.graph.ops) or read.returned
+        halved = not at_end and reads_halves(self.graph.ops[read.op], tensor.dtype, compiler)
+        size = sent_bytes(tensor.nbytes, tensor.dtype, compiler, halved=halved)
         steps = self.resharder.path(tensor.shape, size, source, wanted)
         chain = tuple(s.target for s in steps)
         self.reshards.append(

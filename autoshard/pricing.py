@@ -23,6 +23,7 @@ from autoshard.fusion import Fusion, fuse
 from autoshard.graph import Graph, Op, Tensor
 from autoshard.kinds import PRODUCTS
 from autoshard.manual import BodyCost, body_cost
+from autoshard.narrowing import reads_halves
 from autoshard.problem import FORBIDDEN, Problem
 from autoshard.program import REGION_OPS
 from autoshard.reads import place
@@ -206,8 +207,10 @@ class _Builder:
         loose = [table.index[loosened(shape, table.shardings[i], self.mesh)] for i in made.tolist()]
         return np.array(loose, np.int64)
 
-    def _sent(self, tensor: Tensor) -> int:
-        return sent_bytes(tensor.nbytes, tensor.dtype, self.model.compiler)
+    def _sent(self, tensor: Tensor, reader: Op | None = None) -> int:
+        compiler = self.model.compiler
+        halved = reader is not None and reads_halves(reader, tensor.dtype, compiler)
+        return sent_bytes(tensor.nbytes, tensor.dtype, compiler, halved=halved)
 
     def _in_order(self, sharding: Sharding) -> bool:
         return all(tuple(sorted(d, key=self.mesh.names.index)) == d for d in sharding)
@@ -373,9 +376,12 @@ class _Builder:
         if number < 0 or number == reader or not tensor.shape:
             return
         made = self.nodes[number].layouts[position]
-        key = (id(made), id(wanted), tensor.shape, self._sent(tensor), trips)
+        node = self.nodes[reader]
+        reads = self.graph.ops[node.op] if node.kind in ("op", "hub") else None
+        sent = self._sent(tensor, reads)
+        key = (id(made), id(wanted), tensor.shape, sent, trips)
         if key not in self.known:
-            prices = self.resharder.between(tensor.shape, self._sent(tensor), made, wanted)
+            prices = self.resharder.between(tensor.shape, sent, made, wanted)
             self.known[key] = _whole(prices * trips)
         self.edges.append((number, reader))
         self.moved.append((value, wanted))

@@ -215,13 +215,21 @@ def _permutes(found: list[Sharding], splits: NDArray[np.int64]) -> Iterator[tupl
                 yield i, j
 
 
-def sent_bytes(nbytes: int, dtype: str, compiler: str) -> int:
+def sent_bytes(nbytes: int, dtype: str, compiler: str, *, halved: bool = False) -> int:
     """Size of a whole tensor as collectives move it [bytes].
+
+    Args:
+        nbytes: Its size.
+        dtype: Its element type.
+        compiler: Who compiles the program.
+        halved: Whether its reader takes half of each element (:mod:`autoshard.narrowing`).
 
     XLA:CPU moves bf16 as f32 and 8-bit floats as f16 (seen in programs that jax 0.10.2 compiles,
     whatever the collective; its pass is called ``FloatNormalization``), and 4-bit integers as 8-bit
     ones.
     """
+    if halved:
+        return nbytes // 2
     widened = dtype.startswith(("bf16", "f8")) or dtype in ("i4", "ui4")
     return 2 * nbytes if compiler == "cpu" and widened else nbytes
 

@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "reshard",
         "local",
         "localize",
+        "narrowing",
         "kinds",
         "pooling",
         "buffers",
