@@ -3,7 +3,9 @@
 Elementwise work fuses into what reads it; products, reductions, loops and collectives read and
 write memory. The rules were found by comparing programs before and after XLA:CPU's passes (jaxlib
 0.10.2); other compilers fuse by the same ones here, without XLA:CPU's copies for products and
-collectives.
+collectives. XLA:TPU (libtpu 0.0.42, programs compiled ahead of time) also computes elementwise what
+a dot takes in, and what is done to a product before it is written; what several ops read it
+computes once more for each instead of keeping it.
 """
 
 from __future__ import annotations
@@ -248,6 +250,8 @@ class _Fuser:
             return read if whole else "reduce"
         if op.kind == "convolution" and self.cpu and not self._is_ordered(op, position, value):
             return "copy"
+        if self.tpu and op.kind == "dot_general":
+            return "soft"  # XLA:TPU computes it as the product takes it in
         if op.sides is not None and self.cpu:
             side, shape = op.sides[position], self.values[value].shape
             if needs_copy(shape, side, position == 0):
@@ -280,7 +284,7 @@ class _Fuser:
             if len(self.readers.get(value, ())) != 1 or len(users) != 1:
                 return False
             user, how = users[0]
-            if user is None or how != "soft" or user.kind not in ELEMENTWISE:
+            if user is None or how != "soft" or user.kind not in ELEMENTWISE | {"transpose"}:
                 return False
             value = user.outputs[0]
             if self.has_buffer(user):
@@ -302,8 +306,8 @@ class _Fuser:
             user is not None and self._is_cut(op, user) for user, _ in users
         ):
             return True
-        if count <= 1:
-            return False
+        if count <= 1 or (self.tpu and op.kind in ELEMENTWISE):
+            return False  # XLA:TPU rather computes it once more for each reader
         if any(how == "reduce" for _, how in users) and op.kind != "broadcast_in_dim":
             return True
         if op.kind in EXPENSIVE:
