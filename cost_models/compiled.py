@@ -35,6 +35,7 @@ _KINDS: Mapping[str, CompiledKind] = {
     "collective-permute": "permute",
     "collective-broadcast": "broadcast",
 }
+_WINDOW = re.compile(r"windowed_dot_general_body_(ag|rs)")
 _CHAIN = re.compile(r'chain_id="(\w+)"')
 
 
@@ -224,7 +225,9 @@ def read_hlo(text: str, *, memory: MemorySizes | None = None) -> CompiledProgram
     return CompiledProgram(
         flops_by_op=tuple(replace(d, trips=n) for name, n in runs.items() for d in dots[name]),
         collectives=tuple(
-            replace(c, trips=n) for name, n in runs.items() for c in collectives[name]
+            replace(c, trips=runs[name])
+            for name, found in _without_windows(collectives, runs, sites).items()
+            for c in found
         ),
         memory=memory,
         fusions=sum(instruction.opcode == "fusion" for instruction in instructions),
@@ -318,6 +321,32 @@ def _collectives(module: HloModule, sites: CallSites) -> dict[str, tuple[Collect
         )
         for name, computation in module.computations.items()
     }
+
+
+def _without_windows(
+    collectives: Mapping[str, tuple[Collective, ...]], runs: Mapping[str, int], sites: CallSites
+) -> dict[str, tuple[Collective, ...]]:
+    """The collectives of what runs, with windowed einsums as the collectives they stand for.
+
+    XLA:TPU writes a product whose operand is gathered, or whose result is scattered, as a loop
+    that passes pieces around a ring while it multiplies others. One such loop, with the last step
+    behind it, is one all-gather or reduce-scatter.
+    """
+    found = {name: collectives[name] for name in runs}
+    for name in runs:
+        window = _WINDOW.search(name)
+        ring = [c for c in found[name] if c.kind == "permute"]
+        if window is None or not ring or name not in sites:
+            continue
+        around = sites[name][0][0].name
+        first = ring[0]
+        piece = (first.nbytes, first.groups, first.op_name)
+        kind: CompiledKind = "all_gather" if window[1] == "ag" else "reduce_scatter"
+        whole = replace(first, kind=kind, nbytes=first.nbytes * first.devices)
+        rest = (c for c in found[around] if (c.nbytes, c.groups, c.op_name) != piece)
+        found[name] = tuple(c for c in found[name] if c.kind != "permute")
+        found[around] = (*rest, whole)
+    return found
 
 
 def _chain(instruction: Instruction) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 from pathlib import Path
 
@@ -131,6 +132,18 @@ def test_a_tpu_batched_matmul_written_as_a_dilated_convolution_has_the_flops_of_
     assert plain.flops == 2 * 256 * 512 * 1024
     # Its groups are written as axes of a mesh whose devices are permuted.
     assert summary(program) == [("all_gather", 512 * 1024 * 2, ("model",), 1)]
+
+
+def test_a_windowed_einsum_is_read_as_the_reduce_scatter_that_it_stands_for() -> None:
+    """``x @ w``, summed over 16 chips of a v5e slice and scattered; libtpu 0.0.42."""
+    text = gzip.decompress((DATA / "tpu_windowed.txt.gz").read_bytes()).decode()
+    assert text.count(" collective-permute-start(") == 5  # two each way per round, one at the end
+    program = read_hlo(text)
+    (scatter,) = program.collectives
+    assert (scatter.kind, scatter.devices, scatter.trips) == ("reduce_scatter", 16, 1)
+    assert scatter.nbytes == 8192 * 4096 * 2
+    assert program.flops == 2 * 8192 * 8192 * 4096 / 16
+    assert program.unknown_trip_counts == ()
 
 
 LOOP = """\
