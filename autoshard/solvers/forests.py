@@ -1,0 +1,167 @@
+"""Moves over random forests of a flat problem, with memory at prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.solvers.flat import Flat, Floats, Places
+from autoshard.solvers.forest import charge, grow, minimise
+from autoshard.solvers.trade import settle, split
+
+_LEAN = (-0.5, 1.0)  # powers of the degree that delay a group when a forest is chosen
+
+
+@dataclass(slots=True)
+class Forests:
+    """Room and random numbers for moves on one problem.
+
+    Attributes:
+        flat: The problem.
+        rng: Makes the forests and the noise.
+    """
+
+    flat: Flat
+    rng: np.random.Generator
+    _linked: Places
+    _lone: Places
+    _degree: Floats
+    _line: Places
+    _up: Places
+    _mark: Places
+    _root: Places
+    _charged: Floats
+    _total: Floats
+    _low: Floats
+    _noise: NDArray[np.float32]
+
+    @classmethod
+    def on(cls, flat: Flat, rng: np.random.Generator) -> Forests:
+        """Make room for a problem."""
+        groups, states = len(flat.at) - 1, len(flat.costs)
+        degree = np.diff(flat.link_at)
+        noise = rng.standard_exponential(3 * states + 1, dtype=np.float32)
+        return cls(
+            flat=flat,
+            rng=rng,
+            _linked=np.flatnonzero(degree > 0),
+            _lone=np.flatnonzero(degree == 0),
+            _degree=degree[degree > 0] + 1.0,
+            _line=np.empty(groups, np.int64),
+            _up=np.full(groups, -1, np.int64),
+            _mark=np.full(groups, -1, np.int64),
+            _root=np.empty(groups, np.int64),
+            _charged=np.empty(states),
+            _total=np.zeros(states),
+            _low=np.empty(int(np.diff(flat.at).max(initial=0))),
+            _noise=np.log(np.maximum(noise, 1e-30)),
+        )
+
+    def sweep(self, states: Places, prices: Floats, heat: float) -> None:
+        """Minimise over one random forest and all groups without links.
+
+        Args:
+            states: The state of each group; changed.
+            prices: Per memory row, the cost of one byte.
+            heat: Every state is made cheaper by a random amount of about this size, drawn from
+                Gumbel's distribution, so that states are chosen about as Boltzmann's has it.
+        """
+        flat = self.flat
+        start = int(self.rng.integers(2 * len(flat.costs) + 1))
+        charge(
+            flat.at,
+            flat.costs,
+            flat.hold_at,
+            flat.first,
+            flat.end,
+            flat.use_at,
+            flat.uses,
+            np.concatenate([[0.0], np.cumsum(prices)]),
+            heat,
+            self._noise[start:],
+            self._charged,
+        )
+        lean = self.rng.uniform(*_LEAN)
+        key = self.rng.random(len(self._linked)) * self._degree**lean
+        order = self._linked[np.argsort(key)]
+        line, up = self._line, self._up
+        count = grow(flat.link_at, flat.near, order, self._mark, self._root, line, up)
+        line[count : count + len(self._lone)] = self._lone
+        minimise(
+            flat.at,
+            flat.link_at,
+            flat.near,
+            flat.own,
+            flat.far,
+            flat.tables,
+            self._charged,
+            line[: count + len(self._lone)],
+            up,
+            self._mark,
+            states,
+            self._total,
+            self._low,
+        )
+
+    def merge(self, old: Places, new: Places) -> tuple[float, bool]:
+        """Take over the parts of a proposed choice that fit the memory and gain together.
+
+        Args:
+            old: The present choice.
+            new: The proposed one; becomes the merged one.
+
+        Returns:
+            What the merged choice costs more than the old one, and whether it fits the memory.
+        """
+        flat = self.flat
+        changed = np.flatnonzero(old != new)
+        part = np.empty(len(changed), np.int64)
+        gain = np.empty(len(changed))
+        parts = split(
+            flat.at,
+            flat.costs,
+            flat.link_at,
+            flat.near,
+            flat.own,
+            flat.tables,
+            old,
+            new,
+            changed,
+            self._mark,
+            part,
+            gain,
+        )
+        order = np.argsort(part, kind="stable")
+        changed, gain = changed[order], gain[:parts]
+        starts = np.searchsorted(part[order], np.arange(parts + 1))
+        taken = np.empty(parts, np.bool_)
+        fits = settle(
+            flat.hold_at,
+            flat.first,
+            flat.end,
+            flat.use_at,
+            flat.uses,
+            old,
+            new,
+            changed,
+            starts,
+            gain,
+            taken,
+            flat.usage(new) - flat.capacity,
+        )
+        left = changed[~np.repeat(taken, np.diff(starts))]
+        new[left] = old[left]
+        return float(gain[taken].sum()), bool(fits)
+
+    def regrets(self) -> Floats:
+        """What the second best state costs more than the best, for linked groups, from the last
+        sweep."""
+        values = []
+        for g in self._linked.tolist():
+            mine = self._total[self.flat.at[g] : self.flat.at[g + 1]]
+            low = np.partition(mine, 1)[:2]
+            values.append(low[1] - low[0])
+        found = np.array(values)
+        return found[found < 1e17]
