@@ -148,6 +148,7 @@ class Forests:
             changed,
             starts,
             gain,
+            np.argsort(gain, kind="stable"),
             taken,
             flat.usage(new) - flat.capacity,
         )

@@ -84,7 +84,7 @@ def shift(hold_at, first, end, use_at, uses, old, new, members, sign, over):  # 
 
 @compiled
 def settle(  # type: ignore[no-untyped-def]
-    hold_at, first, end, use_at, uses, old, new, changed, starts, gain, taken, over
+    hold_at, first, end, use_at, uses, old, new, changed, starts, gain, order, taken, over
 ):
     """Choose which parts of a proposal to take over.
 
@@ -95,6 +95,7 @@ def settle(  # type: ignore[no-untyped-def]
         changed: The groups in which they differ, part by part.
         starts: Where each part starts in ``changed``, and the end.
         gain: What each part costs more.
+        order: The parts by what they cost more.
         taken: Per part, whether it is taken over; filled in.
         over: Per row, usage above the room with all parts taken over; with those in ``taken`` at
             the end.
@@ -132,7 +133,6 @@ def settle(  # type: ignore[no-untyped-def]
         taken[best] = False
         members = changed[starts[best] : starts[best + 1]]
         shift(hold_at, first, end, use_at, uses, old, new, members, -1.0, over)
-    order = np.argsort(gain)
     for c in order[::-1]:
         if gain[c] <= 0.0:
             break
