@@ -9,7 +9,7 @@ SOLVERS: Table[Solver] = Table(
     "solver",
     {
         "exact": "autoshard.solvers.exact:EXACT",
-        "local": "autoshard.solvers.exact:LOCAL",
+        "local": "autoshard.solvers.local_search:LOCAL",
         "ilp": "autoshard.solvers.ilp:ILP",
         "brute": "autoshard.solvers.brute:BRUTE_FORCE",
     },

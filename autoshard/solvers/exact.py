@@ -123,6 +123,3 @@ def _solution(record: Record, outcome: Outcome) -> Solution:
 
 EXACT = ExactSolver()
 """The row of ``SOLVERS``."""
-
-LOCAL = ExactSolver(workers=0)
-"""The row of ``SOLVERS`` that never calls CP-SAT."""

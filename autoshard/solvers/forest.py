@@ -101,8 +101,8 @@ def grow(link_at, near, order, mark, root, line, up):  # type: ignore[no-untyped
 def minimise(at, link_at, near, own, far, tables, charged, line, up, mark, states, total, low):  # type: ignore[no-untyped-def]
     """Set the groups of a forest to the states that are cheapest together, all others as they are.
 
-    Args:
-        at: See ``Flat``; as are ``link_at``, ``near``, ``own``, ``far`` and ``tables``.
+    Beside the arrays of ``Flat``:
+
         charged: From ``charge``.
         line: The groups of the forest, parents first.
         up: The parent of each group of the forest; -1 for roots.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.problem import FORBIDDEN
 from autoshard.solvers.flat import Flat, Floats, Places
 from autoshard.solvers.forest import charge, grow, minimise
 from autoshard.solvers.trade import settle, split
@@ -156,13 +157,14 @@ class Forests:
         new[left] = old[left]
         return float(gain[taken].sum()), bool(fits)
 
-    def regrets(self) -> Floats:
-        """What the second best state costs more than the best, for linked groups, from the last
-        sweep."""
-        values = []
+    def regret(self) -> float:
+        """What the second best state costs more than the best: large, as met in the last sweep.
+
+        The ninth decile over linked groups; 1 if there is none.
+        """
+        found = []
         for g in self._linked.tolist():
-            mine = self._total[self.flat.at[g] : self.flat.at[g + 1]]
-            low = np.partition(mine, 1)[:2]
-            values.append(low[1] - low[0])
-        found = np.array(values)
-        return found[found < 1e17]
+            low = np.partition(self._total[self.flat.at[g] : self.flat.at[g + 1]], 1)[:2]
+            if low[1] < FORBIDDEN / 2:
+                found.append(low[1] - low[0])
+        return max(1.0, float(np.quantile(found, 0.9))) if found else 1.0

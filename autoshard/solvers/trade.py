@@ -16,8 +16,8 @@ from autoshard.solvers.forest import compiled
 def split(at, costs, link_at, near, own, tables, old, new, changed, place, part, gain):  # type: ignore[no-untyped-def]
     """Sort the changed groups into parts, and sum up what each part costs more.
 
-    Args:
-        at: See ``Flat``, as are ``costs``, ``link_at``, ``near``, ``own`` and ``tables``.
+    Beside the arrays of ``Flat``:
+
         old: The state of each group.
         new: The proposed state of each group.
         changed: The groups in which they differ.
@@ -88,8 +88,8 @@ def settle(  # type: ignore[no-untyped-def]
 ):
     """Choose which parts of a proposal to take over.
 
-    Args:
-        hold_at: See ``Flat``, as are ``first``, ``end``, ``use_at`` and ``uses``.
+    Beside the arrays of ``Flat``:
+
         old: The state of each group.
         new: The proposed state of each group.
         changed: The groups in which they differ, part by part.
