@@ -16,12 +16,12 @@ _NONE, _TAKEN, _SEEN = -1, -2, -3  # marks of a group: not in the forest, in it,
 
 
 @compiled
-def charge(at, costs, hold_at, first, end, use_at, uses, priced, heat, noise, out):  # type: ignore[no-untyped-def]
-    """Per state, its cost, its memory at prices, and noise.
+def charge(at, costs, hold_at, first, end, use_at, uses, groups, priced, heat, noise, out):  # type: ignore[no-untyped-def]
+    """Per state of some groups, its cost, its memory at prices, and noise.
 
     ``priced[r]`` is the sum of the prices of all rows before r.
     """
-    for g in range(len(at) - 1):
+    for g in groups:
         a = at[g]
         size = at[g + 1] - a
         mine = out[a : a + size]
@@ -33,6 +33,29 @@ def charge(at, costs, hold_at, first, end, use_at, uses, priced, heat, noise, ou
                 use = uses[use_at[k] : use_at[k] + size]
                 for s in range(size):
                     mine[s] += price * use[s]
+
+
+@compiled
+def ball(link_at, near, start, size, mark, out):  # type: ignore[no-untyped-def]
+    """Find the groups nearest to one; returns how many of them ``out`` has received.
+
+    ``mark`` is -1 everywhere, and left so.
+    """
+    out[0] = start
+    mark[start] = 0
+    count = 1
+    head = 0
+    while head < count and count < size:
+        g = out[head]
+        head += 1
+        for k in range(link_at[g], link_at[g + 1]):
+            if mark[near[k]] < 0 and count < size:
+                mark[near[k]] = 0
+                out[count] = near[k]
+                count += 1
+    for i in range(count):
+        mark[out[i]] = -1
+    return count
 
 
 @compiled

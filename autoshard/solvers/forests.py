@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from autoshard.problem import FORBIDDEN
 from autoshard.solvers.flat import Flat, Floats, Places
-from autoshard.solvers.forest import charge, grow, minimise
+from autoshard.solvers.forest import ball, charge, grow, minimise
 from autoshard.solvers.trade import settle, split
 
 _LEAN = (-0.5, 1.0)  # powers of the degree that delay a group when a forest is chosen
@@ -49,7 +49,7 @@ class Forests:
             rng=rng,
             _linked=np.flatnonzero(degree > 0),
             _lone=np.flatnonzero(degree == 0),
-            _degree=degree[degree > 0] + 1.0,
+            _degree=degree + 1.0,
             _line=np.empty(groups, np.int64),
             _up=np.full(groups, -1, np.int64),
             _mark=np.full(groups, -1, np.int64),
@@ -60,7 +60,7 @@ class Forests:
             _noise=np.log(np.maximum(noise, 1e-30)),
         )
 
-    def sweep(self, states: Places, prices: Floats, heat: float) -> None:
+    def sweep(self, states: Places, prices: Floats, heat: float, share: float = 1.0) -> None:
         """Minimise over one random forest and all groups without links.
 
         Args:
@@ -68,9 +68,24 @@ class Forests:
             prices: Per memory row, the cost of one byte.
             heat: Every state is made cheaper by a random amount of about this size, drawn from
                 Gumbel's distribution, so that states are chosen about as Boltzmann's has it.
+            share: The part of all groups that may change: those around a random one.
         """
-        flat = self.flat
-        start = int(self.rng.integers(2 * len(flat.costs) + 1))
+        flat, rng = self.flat, self.rng
+        linked, lone, degree = self._linked, self._lone, self._degree
+        if share < 1.0:
+            if len(linked):
+                size = max(1, int(share * len(linked)))
+                start = linked[int(rng.integers(len(linked)))]
+                size = ball(flat.link_at, flat.near, start, size, self._mark, self._line)
+                linked = self._line[:size].copy()
+            lone = lone[rng.random(len(lone)) < share]
+        lean = rng.uniform(*_LEAN)
+        key = rng.random(len(linked)) * degree[linked] ** lean
+        order = linked[np.argsort(key)]
+        count = grow(flat.link_at, flat.near, order, self._mark, self._root, self._line, self._up)
+        line = self._line[: count + len(lone)]
+        line[count:] = lone
+        begin = int(rng.integers(2 * len(flat.costs) + 1))
         charge(
             flat.at,
             flat.costs,
@@ -79,17 +94,12 @@ class Forests:
             flat.end,
             flat.use_at,
             flat.uses,
+            line,
             np.concatenate([[0.0], np.cumsum(prices)]),
             heat,
-            self._noise[start:],
+            self._noise[begin:],
             self._charged,
         )
-        lean = self.rng.uniform(*_LEAN)
-        key = self.rng.random(len(self._linked)) * self._degree**lean
-        order = self._linked[np.argsort(key)]
-        line, up = self._line, self._up
-        count = grow(flat.link_at, flat.near, order, self._mark, self._root, line, up)
-        line[count : count + len(self._lone)] = self._lone
         minimise(
             flat.at,
             flat.link_at,
@@ -98,8 +108,8 @@ class Forests:
             flat.far,
             flat.tables,
             self._charged,
-            line[: count + len(self._lone)],
-            up,
+            line,
+            self._up,
             self._mark,
             states,
             self._total,

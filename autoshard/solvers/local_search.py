@@ -29,8 +29,11 @@ _START = 1e-2  # the first prices, as a fraction of the first heat per byte of l
 _FLOOR = 1e-9  # prices don't fall below this, as the same fraction
 _SETTLING = 0.2  # of the sweeps of an annealing: the last ones, in which prices change less
 _SLOW = 0.05  # of the usual pace: that of prices at the end
+_STALE = 4  # rounds without a better choice after which a search ends
+_MOST = 1e6  # prices don't rise above this, as the same fraction
 _WARM_UP = 5  # sweeps without noise and prices before an annealing
-_FIRST_SWEEPS = 160  # of the first annealing; each one doubles it
+_FIRST_SWEEPS = (16, 160)  # least and most of the first annealing; each one doubles them
+_PER_GROUP = 4  # sweeps of the first annealing, between those
 _REPAIRS = 400  # sweeps at rising prices after an annealing that ended with a row too full
 _MARGIN = 0.003  # of the limit: each of them leaves so much more room free
 _POLISH = 0.15  # proposals to be merged, as a fraction of the sweeps of an annealing
@@ -54,7 +57,7 @@ class LocalSearch:
     prices: Floats
     tell: Callable[[tuple[int, ...], int], None] | None = None
     _best: tuple[int, tuple[int, ...]] | None = None
-    _sweeps: int = _FIRST_SWEEPS
+    _sweeps: int = 0  # of the next annealing
     _seconds: float = 0.0  # of one sweep
     _hot: float = 1.0  # the heat that the last annealing began with
 
@@ -64,7 +67,9 @@ class LocalSearch:
     ) -> LocalSearch:
         """Prepare a search on a problem that ``validate_problem`` accepts."""
         flat = Flat.of(problem)
-        return cls(problem, flat, np.zeros(len(flat.capacity)), tell)
+        least, most = _FIRST_SWEEPS
+        sweeps = max(least, min(most, _PER_GROUP * (len(flat.at) - 1)))
+        return cls(problem, flat, np.zeros(len(flat.capacity)), tell, _sweeps=sweeps)
 
     def first(self, seed: int, deadline: Deadline) -> tuple[int, ...] | None:
         """A feasible choice from one short annealing; None if none was found.
@@ -89,7 +94,7 @@ class LocalSearch:
             choices: Where to start; need not be feasible. None for nothing.
             deadline: When to stop.
             rng: The same state gives the same answer as long as time does not run out.
-            rounds: Stop after so many; None for no end.
+            rounds: Stop after so many; None: when several in a row found nothing better.
 
         Returns:
             The best feasible choice known, never worse than ``choices``; None if none is known.
@@ -98,11 +103,12 @@ class LocalSearch:
             self.offer(tuple(choices))
         forests = Forests.on(self.flat, rng)
         incumbent = None if self._best is None else self.flat.locate(self._best[1])
-        count = 0
-        while deadline.left_s > 0 and (rounds is None or count < rounds):
+        count = stale = 0
+        while deadline.left_s > 0 and stale < _STALE and (rounds is None or count < rounds):
             sweeps = self._sweeps
             if self._seconds:
                 sweeps = max(10, min(sweeps, int(0.8 * deadline.left_s / self._seconds)))
+            before = self.cost
             found = self._anneal(forests, sweeps, deadline)
             if found is not None:
                 incumbent = self._join(forests, incumbent, found)
@@ -110,6 +116,7 @@ class LocalSearch:
                 incumbent = self._polish(forests, incumbent, int(_POLISH * sweeps), deadline)
             self._sweeps *= 2
             count += 1
+            stale = 0 if self.cost != before else stale + 1
             if not len(self.flat.costs):
                 break  # no group has a choice
         return None if self._best is None else self._best[1]
@@ -144,7 +151,7 @@ class LocalSearch:
         floor = _FLOOR * self._hot / self._limit
         prices += _START * self._hot / self._limit
         best, least, done = None, math.inf, 0
-        for done in range(1, sweeps + _REPAIRS):
+        for done in range(1, sweeps + min(_REPAIRS, 4 * sweeps)):
             share = min(done / sweeps, 1.0)
             forests.sweep(states, prices, self._hot * _COOLING**share)
             over = flat.usage(states) - flat.capacity
@@ -159,7 +166,9 @@ class LocalSearch:
             pace = _PACE * min(1.0, max(_SLOW, (1.0 - share) / _SETTLING))
             margin = max(0, done - sweeps) * _MARGIN
             full = np.clip(over / self._limit + margin, -1.0, 1.0)
-            prices = np.maximum(prices * np.exp((pace if not margin else _PACE) * full), floor)
+            prices = np.clip(
+                prices * np.exp((_PACE if margin else pace) * full), floor, floor * _MOST / _FLOOR
+            )
             if done == sweeps:
                 self.prices = prices
         self._seconds = (deadline.spent_s - began) / (done + _WARM_UP)
@@ -199,7 +208,7 @@ class LocalSearch:
             for _ in range(int(rng.integers(1, 4))):
                 forests.sweep(new, prices * scale, heat)
             full = np.clip((self.flat.usage(new) - self.flat.capacity) / self._limit, -1.0, 1.0)
-            prices = np.maximum(prices * np.exp(_SLOW * _PACE * full), floor)
+            prices = np.clip(prices * np.exp(_SLOW * _PACE * full), floor, floor * _MOST / _FLOOR)
             change, fits = forests.merge(states, new)
             if fits and change <= 0:
                 better |= change < 0
