@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from autoshard.cost_models.aot import AheadOfTime, Port, Source, Target, compile_ahead
+from autoshard.cost_models.gpu_targets import target_config
 from autoshard.cost_models.planned import PlannedDevice
 from autoshard.errors import InputError
 from autoshard.plan import Plan
@@ -137,5 +138,9 @@ def _tpu(topology: Any, mesh: Mesh) -> Target:
 
 
 def _gpu(topology: Any) -> Target:
-    options = (("topology", f"1x{topology.shape[1]}x{topology.shape[0]}"),)
+    assert topology.chip is not None
+    options = (
+        ("topology", f"1x{topology.shape[1]}x{topology.shape[0]}"),
+        ("target_config", target_config(topology.chip.name)),
+    )
     return Target(topology.name, "cuda", "", options)

@@ -20,6 +20,7 @@ from autoshard.cost_models.aot_files import buffer_sizes, exceeded, read_schedul
 from autoshard.cost_models.compiled import MemorySizes
 from autoshard.cost_models.topology import Topology
 from autoshard.errors import InputError
+from autoshard.experiments.workloads import make
 
 SOURCE = Source(b"module", (("data", 4),), (Port((8,), "float32", (("data",),)),), ())
 TARGET = Target("v5e:2x2", "tpu", "v5e:2x2")
@@ -293,6 +294,34 @@ def test_a_step_planned_for_a_tpu_slice_compiles_to_the_flops_and_memory_foresee
     assert too_much.ahead.outcome == "out of memory"
     assert too_much.ahead.needed_bytes is not None
     assert too_much.ahead.needed_bytes > 32 * 2**30
+
+
+def has_cuda() -> bool:
+    return all(importlib.util.find_spec(p) for p in ("jax_cuda12_plugin", "jax_plugins"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_cuda(), reason="needs XLA:GPU: pip install 'autoshard[cuda12]'")
+def test_a_step_planned_for_eight_h100_compiles_without_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    workload = make("mlp", "small")
+    mesh = Topology("h100:8").mesh({"data": 4, "model": 2})
+    step = autoshard(workload.fn, mesh, donate_argnums=workload.donate_argnums)
+    report = step.validate(*workload.args)
+    assert report.ahead is not None
+    assert report.ahead.outcome == "fits", report.ahead.message
+    assert report.compiled.flops == pytest.approx(report.predicted.flops, rel=0.02)
+    assert report.compiled.collective_bytes
+    assert report.compiled.peak_bytes
+
+
+def test_a_gpu_that_xla_is_told_nothing_of_is_planned_for_only() -> None:
+    mesh = Topology("a100:8").mesh({"data": 8})
+    lowered = autoshard(lambda x: x * 2, mesh).lower(jax.ShapeDtypeStruct((8,), jnp.float32))
+    with pytest.raises(InputError, match="known: H100"):
+        lowered.compile_ahead()
 
 
 def test_a_plan_on_planned_devices_is_lowered_for_their_platform() -> None:
