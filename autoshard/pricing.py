@@ -121,6 +121,8 @@ class _Builder:
         # Arrays that are equal by construction are one, so that what is alike is priced, and later
         # solved, once.
         self.known: dict[object, NDArray[np.int64]] = {}
+        self.nothing: dict[int, NDArray[np.float64]] = {}
+        self.left: dict[object, NDArray[np.float64]] = {}
         self.times: dict[object, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         self.hubs: dict[tuple[int, tuple[int, int]], int] = {}
         self.free_layouts: dict[tuple[tuple[int, ...], bool], NDArray[np.int64]] = {}
@@ -181,8 +183,12 @@ class _Builder:
             ids = np.array([self._pinned(pin, value)], np.int64)
         else:
             ids = self._free_layouts(shape)
-        zeros = np.zeros(len(ids))
-        self._add(Node(kind, op, (value,), (ids,), None, zeros, zeros))
+        nothing = self._nothing(len(ids))
+        self._add(Node(kind, op, (value,), (ids,), None, nothing, nothing))
+
+    def _nothing(self, count: int) -> NDArray[np.float64]:
+        """So many choices that take no time."""
+        return self.nothing.setdefault(count, np.zeros(count))
 
     def _free_layouts(self, shape: tuple[int, ...], padded: bool = False) -> NDArray[np.int64]:
         """Layouts a value may be given, with the axes in mesh order within a dimension.
@@ -332,10 +338,19 @@ class _Builder:
                 wanted = self._dividing(tensor.shape, made)
             if (wanted == made).all():
                 continue
+            cost = self._leaving(tensor, made, wanted)
+            self.extra[number] = self.extra[number] + cost if number in self.extra else cost
+
+    def _leaving(
+        self, tensor: Tensor, made: NDArray[np.int64], wanted: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Price of bringing a result from each layout to the one it leaves in [s], ``[S]``."""
+        key = id(made), wanted.tobytes(), tensor.shape, self._sent(tensor)
+        if key not in self.left:
             kinds, which = np.unique(wanted, return_inverse=True)
             prices = self.resharder.between(tensor.shape, self._sent(tensor), made, kinds)
-            cost = prices[np.arange(len(made)), which]
-            self.extra[number] = self.extra.get(number, np.zeros(len(cost))) + cost
+            self.left[key] = prices[np.arange(len(made)), which]
+        return self.left[key]
 
     def _add_hubs(self) -> None:
         """Give a value that several products of a block read one more node between it and them.
@@ -357,9 +372,8 @@ class _Builder:
             ids = self._free_layouts(graph.values[value].shape, padded=True)
             if len(ops) < 2 or len(ids) == 1:
                 continue
-            zeros = np.zeros(len(ids))
-            hub = len(self.nodes)
-            self.nodes.append(Node("hub", min(ops), (), (ids,), None, zeros, zeros))
+            nothing, hub = self._nothing(len(ids)), len(self.nodes)
+            self.nodes.append(Node("hub", min(ops), (), (ids,), None, nothing, nothing))
             self._edge(value, hub, ids, trips)
             self.hubs[(value, block)] = hub
 
@@ -392,14 +406,12 @@ class _Builder:
         end = self.fusion.steps + 1
         for number, node in enumerate(self.nodes):
             trips = self.graph.ops[node.op].trips if node.kind == "op" else 1
-            if number in self.extra:
-                total = (node.seconds + node.reduce_s) * trips + self.extra[number]
-                costs.append(_whole(total))
-            else:
-                key = "cost", id(node.seconds), id(node.reduce_s), trips
-                if key not in self.known:
-                    self.known[key] = _whole((node.seconds + node.reduce_s) * trips)
-                costs.append(self.known[key])
+            extra = self.extra.get(number)
+            key = "cost", id(node.seconds), id(node.reduce_s), trips, id(extra)
+            if key not in self.known:
+                total = (node.seconds + node.reduce_s) * trips
+                self.known[key] = _whole(total if extra is None else total + extra)
+            costs.append(self.known[key])
             spans = [s for v in node.values if (s := self.fusion.spans[v]) != (0, 0)]
             first = min((a for a, _ in spans), default=0)
             last = max((b for _, b in spans), default=first + 1)

@@ -116,8 +116,20 @@ def contest(folder: Path) -> Iterator[Case]:
         yield Case(name, path, float(limit) if limit else None, best, optimum)
 
 
+def workloads(folder: Path) -> Iterator[Case]:
+    """The problems of our own workloads without a memory limit, written into a folder."""
+    from autoshard.experiments.own_problems import written
+
+    for path in written(folder):
+        yield Case(path.name.removesuffix(".json.gz"), path)
+
+
 SOURCES: Table[Callable[[Path], Iterator[Case]]] = Table(
-    "source of problems", {"contest": "autoshard.experiments.solver_bench:contest"}
+    "source of problems",
+    {
+        "contest": "autoshard.experiments.solver_bench:contest",
+        "workloads": "autoshard.experiments.solver_bench:workloads",
+    },
 )
 """Where cases come from: each is given a folder, to find or to write its problems in."""
 

@@ -23,6 +23,8 @@ def test_more_layers_make_no_more_strategies_and_matrices() -> None:
     sets = [{id(n.strategies) for n in p.nodes} for p in (two, four)]
     matrices = [{id(m) for m in p.problem.edge_costs} for p in (two, four)]
     assert len(sets[0]) == len(sets[1])
+    vectors = [{id(v) for v in (*p.problem.costs, *p.problem.usages)} for p in (two, four)]
+    assert len(vectors[1]) < 1.05 * len(vectors[0])
     assert len(matrices[0]) == len(matrices[1])
 
 
