@@ -19,7 +19,7 @@ from autoshard.buffers import Kernel, Kernels, kernels
 from autoshard.cost_models.protocol import Compiler
 from autoshard.graph import Graph
 from autoshard.local import LocalBlock, LocalOp, LocalProgram, LocalValue
-from autoshard.narrowing import narrowed
+from autoshard.narrowing import narrowed, with_hoisted
 from autoshard.schedule import combined, fifo_order
 
 _HALVES = frozenset({"bf16", "f16"})
@@ -96,7 +96,7 @@ def footprint(graph: Graph, program: LocalProgram, compiler: Compiler) -> Footpr
     if compiler == "cpu":
         values, main = _widened(program)
     elif compiler == "tpu":
-        values = narrowed(graph, program)
+        values, main = with_hoisted(narrowed(graph, program), main)
     arguments = [values[v].nbytes for v in main.params]
     tied_results = {r for _, r in program.ties}
     run = _Run(values, compiler)

@@ -8,7 +8,7 @@ libtpu 0.0.42 compiled ahead of time. A product of higher precision keeps its op
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autoshard.graph import Graph, Op
@@ -59,6 +59,68 @@ def narrowed(graph: Graph, program: LocalProgram) -> list[LocalValue]:
         if is_narrow(v):
             values[v] = replace(values[v], dtype="bf16", nbytes=values[v].nbytes // 2)
     return values
+
+
+def with_hoisted(values: list[LocalValue], main: LocalBlock) -> tuple[list[LocalValue], LocalBlock]:
+    """The program as XLA:TPU runs it, which converts weights once before the loops that read them.
+
+    A loop over layers slices its weights and converts each slice from f32 to bf16. XLA:TPU converts
+    all of them before the first such loop, and holds the copy until the last has ended.
+    """
+    copies: dict[int, int] = {}
+    ops: list[LocalOp] = []
+    for op in main.ops:
+        if op.kind == "while":
+            for value in _converted(op, values):
+                if value not in copies:
+                    copies[value] = len(values)
+                    half = replace(values[value], dtype="bf16", nbytes=values[value].nbytes // 2)
+                    values.append(half)
+                    ops.append(LocalOp("convert", (value,), (copies[value],), op.op))
+                op = _reading(op, value, copies[value])
+        ops.append(op)
+    return values, replace(main, ops=tuple(ops))
+
+
+def _converted(loop: LocalOp, values: Sequence[LocalValue]) -> list[int]:
+    """What a loop reads from outside only to convert slices of it to bf16."""
+    (body,) = loop.blocks[-1:]
+    readers: dict[int, list[LocalOp]] = {}
+    for op in body.ops:
+        for value in op.inputs:
+            readers.setdefault(value, []).append(op)
+
+    def is_converted(value: int) -> bool:
+        users = readers.get(value, [])
+        return bool(users) and all(
+            (u.kind == "convert" and values[u.outputs[0]].dtype == "bf16")
+            or (u.kind == "reshape" and is_converted(u.outputs[0]))
+            for u in users
+        )
+
+    outside = dict.fromkeys(loop.inputs[len(loop.outputs) :])
+    return [
+        v
+        for v in outside
+        if values[v].dtype == "f32"
+        and readers.get(v)
+        and v not in body.returned
+        and all(
+            u.kind == "dynamic_slice" and u.inputs[0] == v and is_converted(u.outputs[0])
+            for u in readers[v]
+        )
+    ]
+
+
+def _reading(loop: LocalOp, value: int, copy: int) -> LocalOp:
+    """The loop with another value read from outside."""
+    *before, body = loop.blocks
+
+    def there(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(copy if v == value else v for v in values)
+
+    inner = replace(body, ops=tuple(replace(op, inputs=there(op.inputs)) for op in body.ops))
+    return replace(loop, inputs=there(loop.inputs), blocks=(*before, inner))
 
 
 def _blocks(block: LocalBlock) -> Iterator[LocalBlock]:

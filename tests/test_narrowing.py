@@ -41,3 +41,18 @@ def test_what_is_half_already_stays_as_it_is() -> None:
 def test_a_gathered_operand_is_held_in_half_too() -> None:
     held = [planned(precision).predicted.peak_bytes for precision in (None, "highest")]
     assert held[1] - held[0] == 2 * 256 * 1024
+
+
+def test_weights_that_a_loop_slices_and_converts_are_held_converted_as_well() -> None:
+    def layers(x: jax.Array, ws: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.dot(x, w.astype(jnp.bfloat16)), None
+
+        return jax.lax.scan(layer, x, ws)[0]
+
+    mesh = Topology("v5e:2x2").mesh({"data": 2, "model": 2})
+    step = autoshard(layers, mesh, in_shardings=(P(), P()))
+    x, ws = ((256, 512), "bfloat16"), ((16, 512, 512), "float32")
+    plan = step.plan(*(jax.ShapeDtypeStruct(*kind) for kind in (x, ws)))
+    (copy,) = [h for h in plan.holders if h.name.startswith("convert of ws")]
+    assert copy.nbytes == 2 * 16 * 512 * 512
