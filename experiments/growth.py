@@ -27,7 +27,7 @@ from autoshard import autoshard
 from autoshard.cost_models.microbenchmark import processor_name
 from autoshard.experiments.workloads import make
 
-LAYERS = (1, 2, 4, 8, 16, 32)
+LAYERS = (1, 2, 4, 8, 16, 32, 80)
 MESHES = ("32", "8,4", "4,4,2", "4,2,2,2")
 STAGES = ("normalize", "extract", "price", "solve", "interpret")
 AXES = "xyzw"

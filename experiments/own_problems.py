@@ -288,9 +288,9 @@ def main(words: Sequence[str] | None = None) -> None:
             answer: dict[str, Any] = json.loads(line)
             rows.append(Solved(**{**answer, "task": Task(**answer["task"])}))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+        if given.write is not None:  # after each, so that a run that is stopped leaves its rows
+            given.write.write_text(document(rows), encoding="utf-8")
     print(json.dumps([asdict(r) for r in rows]) if given.json else document(rows))
-    if given.write is not None:
-        given.write.write_text(document(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
