@@ -20,6 +20,7 @@ from autoshard.solvers.batches import scaled
 from autoshard.solvers.cpsat import excess, paid, solve_network
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.eliminate import Elimination, plan_elimination
+from autoshard.solvers.local_search import LocalSearch
 from autoshard.solvers.network import INF, Network
 from autoshard.solvers.polytope import MOST_FLOWS, Polytope
 from autoshard.solvers.reduce import reduce
@@ -35,6 +36,8 @@ _WORTHWHILE = 0.3  # fraction of states to be dropped that is worth another roun
 _START_SHARE = 0.1  # of the time: for a first choice
 _SEARCH_WORK = 3.0  # of CP-SAT in its first try, in its own deterministic seconds
 _EASY_FLOWS = 20_000  # linear programs up to this size are solved at once
+_ALL_ROUNDS = 10_000
+_LOCAL_SHARE = 0.1  # of the time: for one local search
 _FIRST_ROUNDS = 8  # changes of the prices before larger ones
 _RELAX_SHARE = 0.5  # of the time: for the linear program
 _EXACT_SHARE = 0.25  # of the time: for HiGHS in its first try
@@ -55,6 +58,7 @@ class Record:
         choices: The best feasible choice; None if there is none yet.
         cost: Its cost.
         bound: Proved lower bound; None if there is none yet.
+        local: The local search; None until it is needed.
     """
 
     problem: Problem
@@ -64,6 +68,16 @@ class Record:
     choices: tuple[int, ...] | None = None
     cost: int | None = None
     bound: int | None = None
+    local: LocalSearch | None = None
+
+    def look_around(self, deadline: Deadline, rng: np.random.Generator) -> None:
+        """Search locally for better choices, all memory rows at once, from the best one known."""
+        if self.local is None:
+            self.local = LocalSearch.of(self.problem)
+        start = None if self.choices is None or self.local.cost == self.cost else self.choices
+        found = self.local.improve(start, deadline, rng, rounds=1)
+        if found is not None:
+            self.offer_choices(found)
 
     def offer(self, net: Network, states: dict[int, int]) -> bool:
         """Take a choice on a network if it is feasible and cheaper; says whether it was."""
@@ -120,6 +134,7 @@ class Search:
         rng: For random neighbourhoods.
         workers: Strategies of CP-SAT; 0: CP-SAT is not used.
         timeline: The problem's time points, if the network has memory rows for some of them only.
+        points: Those time points.
         broken: Time points at which a choice that the network allows broke the limit.
         relaxed: The linear program was solved.
         prices: Per memory row, the best known cost of one byte.
@@ -130,6 +145,7 @@ class Search:
     rng: np.random.Generator
     workers: int
     timeline: Timeline | None = None
+    points: frozenset[int] = frozenset()
     broken: tuple[int, ...] = ()
     relaxed: bool = False
     prices: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -147,24 +163,37 @@ class Search:
         if not net.segments:
             self._start()
         effort = 1
+        dual: Dual | None = None
         while record.deadline.left_s > 0:
-            finished = self._reduce()
-            if finished is not None:
-                return finished
-            self._start()
-            dual = Dual.of(net)
-            if self._relax(dual) or record.closed:
+            if dual is None:
+                finished = self._reduce()
+                if finished is not None:
+                    return finished
+                self._start()
+                dual = Dual.of(net)
+                closed = self._relax(dual)
+            else:
+                closed = not self.relaxed and self._raise_bound(dual, effort)
+            if closed or record.closed:
                 return True
             if self.broken:
                 return False
-            dropped = self._prune(dual)
-            while dropped < _WORTHWHILE / 3:
-                if self._search_exactly(effort):
-                    return True
-                if self.broken or record.deadline.left_s <= 0:
-                    return False
-                effort *= 2
-                dropped = self._prune(dual)
+            part = self._prunable(dual)
+            if part and (self.relaxed or part > _WORTHWHILE / 3):
+                self._prune(dual)
+                dual = None
+                if part > _WORTHWHILE / 3:
+                    continue
+                finished = self._reduce()
+                if finished is not None:
+                    return finished
+            if self._search_exactly(effort):
+                return True
+            if self.broken:
+                return False
+            if self.timeline is not None:
+                record.look_around(record.deadline.share(_LOCAL_SHARE), self.rng)
+            effort *= 2
         return net.impossible
 
     def _relax(self, dual: Dual) -> bool:
@@ -194,7 +223,7 @@ class Search:
         self._offer(found.states())
         if not self.broken:
             self._improve(dual.decode(), dual)
-        return False
+        return record.closed
 
     def _offer(self, states: dict[int, int]) -> None:
         """Take a choice if it is feasible and cheaper; note the time points that it breaks."""
@@ -220,7 +249,11 @@ class Search:
     def _start(self) -> None:
         """Make sure that there is some choice, if one is easily found."""
         net, deadline = self.net, self.record.deadline.share(_START_SHARE)
-        if self.record.cost is None and deadline.left_s > 0:
+        if self.record.cost is not None or deadline.left_s <= 0:
+            return
+        if self.timeline is not None:
+            self.record.look_around(deadline, self.rng)
+        else:
             walk = Walk.at(net, {node: int(cost.argmin()) for node, cost in net.costs.items()})
             walk.repair(self.prices, deadline)
             walk.descend(weight=np.inf, prices=None, deadline=deadline)
@@ -242,7 +275,7 @@ class Search:
             record.raise_bound(net.offset + value)
         return not self.broken
 
-    def _raise_bound(self, dual: Dual, effort: int, most: int = 10_000) -> bool:
+    def _raise_bound(self, dual: Dual, effort: int, most: int = _ALL_ROUNDS) -> bool:
         """One round of prices, bound and choices; says whether the gap closed."""
         net, record = self.net, self.record
         best, best_prices = dual.bound, dual.prices
@@ -254,7 +287,7 @@ class Search:
                 dual.sweep()
             states = dual.decode()
             record.offer(net, states)
-            if count % 4 == 0:
+            if count % 4 == 0 and (self.timeline is None or not count):
                 self._improve(states, dual)
             if dual.impossible:
                 net.impossible = True
@@ -288,32 +321,45 @@ class Search:
                 dual.set_prices(np.maximum(0.0, dual.prices + length * slope))
         dual.set_prices(best_prices.astype(np.float64))
         self.prices = best_prices / dual.scale
+        if self.timeline is not None and most == _ALL_ROUNDS:
+            self._note_broken(dual.decode())
         return False
+
+    def _note_broken(self, states: dict[int, int]) -> None:
+        """Note the time points that a choice breaks, if it keeps to those that have a row."""
+        full = self.net.complete(states)
+        choices = tuple(full[node] for node in range(len(full)))
+        assert self.timeline is not None
+        over = self.timeline.excess(choices)
+        if not (over[list(self.points)] > 0).any():
+            self.broken += self.timeline.broken(choices, _MOST_POINTS)
 
     def _prunable(self, dual: Dual) -> float:
         """The fraction of states that ``_prune`` would drop."""
         if self.record.cost is None:
             return 0.0
-        least = scaled(self.record.cost - 1 - self.net.offset, dual.shift)
+        least = scaled(self.record.cost - 1 - dual.base, dual.shift)
         total = sum(len(floor) - 1 for floor in dual.floors.values())
         return sum(int((floor > least).sum()) for floor in dual.floors.values()) / max(total, 1)
 
-    def _prune(self, dual: Dual) -> float:
-        """Drop the states that no cheaper choice than the best known can use; says what part."""
-        if self.record.cost is None:
-            return 0.0
-        part = self._prunable(dual)
-        most = scaled(self.record.cost - 1 - self.net.offset, dual.shift)
+    def _prune(self, dual: Dual) -> None:
+        """Drop the states that no cheaper choice than the best known can use."""
+        assert self.record.cost is not None
+        most = scaled(self.record.cost - 1 - dual.base, dual.shift)
         for node, floor in dual.floors.items():
             keep = floor <= most
             if not keep.all():
                 self.net.restrict(node, keep)
-                dual.floors[node] = floor[keep]
-        return part
 
     def _improve(self, states: dict[int, int], dual: Dual) -> None:
-        """Repair a suggested choice, and improve the best one block by block."""
+        """Repair a suggested choice, and improve the best one block by block.
+
+        With some of the memory rows only, what would be found breaks others: search locally.
+        """
         net, record, deadline = self.net, self.record, self.record.deadline
+        if self.timeline is not None:
+            record.look_around(deadline.share(_LOCAL_SHARE), self.rng)
+            return
         prices = dual.prices / dual.scale
         walk = Walk.at(net, states)
         walk.repair(prices, deadline)

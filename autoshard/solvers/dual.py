@@ -33,6 +33,7 @@ class Dual:
 
     Attributes:
         net: The network that is bounded; not changed.
+        base: Its offset.
         shift: Costs here are the network's times two to this power; rounded down if it is negative.
         offset: Proved lower bound above the network's own offset, scaled.
         prices: Per memory row, the scaled cost of one byte.
@@ -46,6 +47,7 @@ class Dual:
     """
 
     net: Network
+    base: int
     shift: int
     offset: int
     prices: Ints
@@ -71,6 +73,7 @@ class Dual:
         batches, messages = batches_of(net, shift)
         return cls(
             net=net,
+            base=net.offset,
             shift=shift,
             offset=0,
             prices=np.zeros(len(net.capacity), np.int64),
@@ -83,7 +86,7 @@ class Dual:
     @property
     def bound(self) -> int:
         """Proved lower bound on the network's cost, its offset included."""
-        return self.net.offset - scaled(-self.offset, -self.shift)
+        return self.base - scaled(-self.offset, -self.shift)
 
     @property
     def scale(self) -> float:

@@ -62,7 +62,7 @@ class ExactSolver:
         while True:
             net = Network.of(problem)
             timeline.give(net, sorted(points))
-            search = Search(net, record, rng, self.workers, timeline)
+            search = Search(net, record, rng, self.workers, timeline, frozenset(points))
             finished = search.run()
             fresh = set(search.broken) - points
             if not fresh:
