@@ -18,6 +18,11 @@ _ROOMY = 0.5
 """Where more than this fraction of the limit is left when every node uses its least, memory is
 first left out of account."""
 
+_MANY = 5000  # nodes; with more, a choice is looked for before anything else
+_FIRST_SHARE = 0.1  # of the time: for that choice
+_NEARLY = 0.03  # of the limit: time points with less room than this in it get rows at once
+_FIRST_POINTS = 8  # as many as that
+
 
 @dataclass(frozen=True, slots=True)
 class ExactSolver:
@@ -59,6 +64,11 @@ class ExactSolver:
         points: set[int] = set()
         if int(timeline.capacity.min()) < problem.usage_limit * _ROOMY:
             points.add(int(timeline.capacity.argmin()))
+        if len(problem.costs) > _MANY:
+            record.look_around(record.deadline.share(_FIRST_SHARE), rng)
+            if record.choices is not None:
+                room = int(_NEARLY * problem.usage_limit)
+                points.update(timeline.broken(record.choices, _FIRST_POINTS, room=room))
         while True:
             net = Network.of(problem)
             timeline.give(net, sorted(points))

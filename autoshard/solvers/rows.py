@@ -55,14 +55,15 @@ class Timeline:
         over: Ints = np.cumsum(change)[:-1] - self.capacity
         return over
 
-    def broken(self, choices: Sequence[int], most: int) -> tuple[int, ...]:
+    def broken(self, choices: Sequence[int], most: int, *, room: int = 0) -> tuple[int, ...]:
         """Time points at which a choice uses too much, the worst first, none near another.
 
         Args:
             choices: One strategy per node.
             most: How many to name at most.
+            room: Name those too at which less than this is free [bytes].
         """
-        over = self.excess(choices)
+        over = self.excess(choices) + room
         apart = len(over) // (8 * most)
         found: list[int] = []
         while len(found) < most and int(over.max(initial=0)) > 0:
