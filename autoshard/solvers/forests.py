@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from autoshard.problem import FORBIDDEN
 from autoshard.solvers.flat import Flat, Floats, Places
 from autoshard.solvers.forest import ball, charge, grow, minimise
+from autoshard.solvers.messages import pass_messages
 from autoshard.solvers.trade import settle, split
 
 _LEAN = (-0.5, 1.0)  # powers of the degree that delay a group when a forest is chosen
@@ -37,12 +38,19 @@ class Forests:
     _total: Floats
     _low: Floats
     _noise: NDArray[np.float32]
+    _back: Places
+    _message_at: Places
+    _messages: Floats
 
     @classmethod
     def on(cls, flat: Flat, rng: np.random.Generator) -> Forests:
         """Make room for a problem."""
         groups, states = len(flat.at) - 1, len(flat.costs)
         degree = np.diff(flat.link_at)
+        sizes = np.diff(flat.at)
+        message_at = np.concatenate([[0], np.cumsum(sizes[flat.owner])])
+        back = np.empty(len(flat.near), np.int64)
+        back[np.lexsort((flat.near, flat.owner))] = np.lexsort((flat.owner, flat.near))
         noise = rng.standard_exponential(3 * states + 1, dtype=np.float32)
         return cls(
             flat=flat,
@@ -56,8 +64,11 @@ class Forests:
             _root=np.empty(groups, np.int64),
             _charged=np.empty(states),
             _total=np.zeros(states),
-            _low=np.empty(int(np.diff(flat.at).max(initial=0))),
+            _low=np.empty(2 * int(sizes.max(initial=0))),
             _noise=np.log(np.maximum(noise, 1e-30)),
+            _back=back,
+            _message_at=message_at,
+            _messages=np.zeros(int(message_at[-1])),
         )
 
     def sweep(self, states: Places, prices: Floats, heat: float, share: float = 1.0) -> None:
@@ -115,6 +126,54 @@ class Forests:
             self._total,
             self._low,
         )
+
+    def forget(self) -> None:
+        """Start ``decode`` anew."""
+        self._messages[:] = 0.0
+
+    def decode(self, prices: Floats) -> Places:
+        """Pass messages once forth and back, with memory at prices; what they suggest.
+
+        Args:
+            prices: Per memory row, the cost of one byte.
+
+        Returns:
+            A state for each group; forbidden ones only where it found no other.
+        """
+        flat = self.flat
+        groups = len(flat.at) - 1
+        charge(
+            flat.at,
+            flat.costs,
+            flat.hold_at,
+            flat.first,
+            flat.end,
+            flat.use_at,
+            flat.uses,
+            np.arange(groups),
+            np.concatenate([[0.0], np.cumsum(prices)]),
+            0.0,
+            self._noise,
+            self._charged,
+        )
+        states = np.zeros(groups, np.int64)
+        most = len(self._low) // 2
+        pass_messages(
+            flat.at,
+            flat.link_at,
+            flat.near,
+            flat.own,
+            flat.far,
+            flat.tables,
+            self._charged,
+            self._back,
+            self._message_at,
+            self._messages,
+            self._low[:most],
+            self._low[most:],
+            states,
+        )
+        return states
 
     def merge(self, old: Places, new: Places) -> tuple[float, bool]:
         """Take over the parts of a proposed choice that fit the memory and gain together.

@@ -33,6 +33,10 @@ _STALE = 4  # rounds without a better choice after which a search ends
 _MOST = 1e6  # prices don't rise above this, as the same fraction
 _WARM_UP = 5  # sweeps without noise and prices before an annealing
 _FIRST_SWEEPS = (16, 160)  # least and most of the first annealing; each one doubles them
+_FEWEST = 40  # rounds of messages
+_LISTENING = 2 * 10**6  # entries that messages look at per sweep of an annealing
+_FREE = 8  # one of so many rounds of messages is without prices
+_FIRST_PRICE = 1e-4  # of memory after those: a part of the cost per byte of limit
 _PER_GROUP = 4  # sweeps of the first annealing, between those
 _REPAIRS = 400  # sweeps at rising prices after an annealing that ended with a row too full
 _MARGIN = 0.003  # of the limit: each of them leaves so much more room free
@@ -109,11 +113,12 @@ class LocalSearch:
             if self._seconds:
                 sweeps = max(10, min(sweeps, int(0.8 * deadline.left_s / self._seconds)))
             before = self.cost
-            found = self._anneal(forests, sweeps, deadline)
-            if found is not None:
-                incumbent = self._join(forests, incumbent, found)
-            if incumbent is not None:
-                incumbent = self._polish(forests, incumbent, int(_POLISH * sweeps), deadline)
+            for start in (self._listen, self._anneal):
+                found = start(forests, sweeps, deadline)
+                if found is not None:
+                    incumbent = self._join(forests, incumbent, found)
+                if incumbent is not None:
+                    incumbent = self._polish(forests, incumbent, int(_POLISH * sweeps), deadline)
             self._sweeps *= 2
             count += 1
             stale = 0 if self.cost != before else stale + 1
@@ -135,6 +140,37 @@ class LocalSearch:
     def cost(self) -> int | None:
         """Cost of the best feasible choice known; None if there is none."""
         return None if self._best is None else self._best[0]
+
+    def _listen(self, forests: Forests, sweeps: int, deadline: Deadline) -> Places | None:
+        """Pass messages while prices find their level; the best feasible choice met."""
+        flat = self.flat
+        sizes = np.diff(flat.at)
+        work = int((sizes[flat.owner] * sizes[flat.near]).sum()) + 1
+        rounds = max(_FEWEST, min(2 * sweeps, _LISTENING * sweeps // work))
+        forests.forget()
+        prices = np.zeros(len(flat.capacity))
+        unit, best, least = 0.0, None, math.inf
+        for k in range(rounds):
+            if deadline.left_s <= 0:
+                break
+            states = forests.decode(prices)
+            forests.sweep(states, prices, 0.0)
+            cost = flat.cost(states)
+            over = flat.usage(states) - flat.capacity
+            if not (over > 0).any() and cost < least:
+                best, least = states, cost
+            if k < rounds // _FREE:
+                continue
+            if not unit:
+                unit = max(abs(cost), 1.0) / self._limit
+                prices += _FIRST_PRICE * unit
+            full = np.clip(over / self._limit, -1.0, 1.0)
+            pace = _PACE * max(_SLOW, 1.0 - k / rounds)
+            prices = np.clip(prices * np.exp(pace * full), _FLOOR * unit, _MOST * unit)
+        if best is not None:
+            self.prices = prices
+            self._hot = min(forests.regret(), _HOT * abs(least) / max(len(best), 1))
+        return best
 
     def _anneal(self, forests: Forests, sweeps: int, deadline: Deadline) -> Places | None:
         """One annealing from scratch, then sweeps at rising prices; the best feasible choice."""
