@@ -33,8 +33,9 @@ _STALE = 4  # rounds without a better choice after which a search ends
 _MOST = 1e6  # prices don't rise above this, as the same fraction
 _WARM_UP = 5  # sweeps without noise and prices before an annealing
 _FIRST_SWEEPS = (16, 160)  # least and most of the first annealing; each one doubles them
+_FITTING = 100  # sweeps at rising prices after messages that met no feasible choice
 _FEWEST = 40  # rounds of messages
-_LISTENING = 2 * 10**6  # entries that messages look at per sweep of an annealing
+_LISTENING = 10**6  # entries that messages look at per sweep of an annealing
 _FREE = 8  # one of so many rounds of messages is without prices
 _FIRST_PRICE = 1e-4  # of memory after those: a part of the cost per byte of limit
 _PER_GROUP = 4  # sweeps of the first annealing, between those
@@ -146,26 +147,29 @@ class LocalSearch:
         flat = self.flat
         sizes = np.diff(flat.at)
         work = int((sizes[flat.owner] * sizes[flat.near]).sum()) + 1
-        rounds = max(_FEWEST, min(2 * sweeps, _LISTENING * sweeps // work))
+        rounds = max(_FEWEST, min(sweeps, _LISTENING * sweeps // work))
         forests.forget()
         prices = np.zeros(len(flat.capacity))
         unit, best, least = 0.0, None, math.inf
-        for k in range(rounds):
-            if deadline.left_s <= 0:
+        states = np.zeros(len(sizes), np.int64)
+        for k in range(rounds + _FITTING):
+            if deadline.left_s <= 0 or (k >= rounds and best is not None):
                 break
-            states = forests.decode(prices)
+            if k < rounds:
+                states = forests.decode(prices)
             forests.sweep(states, prices, 0.0)
             cost = flat.cost(states)
             over = flat.usage(states) - flat.capacity
             if not (over > 0).any() and cost < least:
-                best, least = states, cost
+                best, least = states.copy(), cost
             if k < rounds // _FREE:
                 continue
             if not unit:
                 unit = max(abs(cost), 1.0) / self._limit
                 prices += _FIRST_PRICE * unit
-            full = np.clip(over / self._limit, -1.0, 1.0)
-            pace = _PACE * max(_SLOW, 1.0 - k / rounds)
+            margin = max(0, k - rounds) * _MARGIN
+            full = np.clip(over / self._limit + margin, -1.0, 1.0)
+            pace = _PACE * (1.0 if margin else max(_SLOW, 1.0 - k / rounds))
             prices = np.clip(prices * np.exp(pace * full), _FLOOR * unit, _MOST * unit)
         if best is not None:
             self.prices = prices
