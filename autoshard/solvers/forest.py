@@ -6,13 +6,21 @@ programming from the leaves to the roots and back. The names of arrays are those
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 
-compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
 _NONE, _TAKEN, _SEEN = -1, -2, -3  # marks of a group: not in the forest, in it, in line
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile a kernel on first use, and keep the result on disk where a folder can be written."""
+    try:
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # numba: "no locator available", neither here nor in the user's cache
+        return numba.njit(nogil=True, error_model="numpy")(function)
 
 
 @compiled
