@@ -38,6 +38,7 @@ _SEARCH_WORK = 3.0  # of CP-SAT in its first try, in its own deterministic secon
 _EASY_FLOWS = 20_000  # linear programs up to this size are solved at once
 _ALL_ROUNDS = 10_000
 _MOST_WALKED = 400  # nodes for which a first choice is looked for on the network itself
+_LOCAL_EVERY = 16  # changes of the prices between two local searches
 _LOCAL_SHARE = 0.1  # of the time: for one local search
 _FIRST_ROUNDS = 8  # changes of the prices before larger ones
 _RELAX_SHARE = 0.5  # of the time: for the linear program
@@ -171,6 +172,8 @@ class Search:
                 if finished is not None:
                     return finished
                 self._start()
+                if record.deadline.left_s <= 0:
+                    return False
                 dual = Dual.of(net)
                 closed = self._relax(dual)
             else:
@@ -288,7 +291,7 @@ class Search:
                 dual.sweep()
             states = dual.decode()
             record.offer(net, states)
-            if count % 4 == 0 and (self.timeline is None or not count):
+            if count % (4 if self.timeline is None else _LOCAL_EVERY) == 0:
                 self._improve(states, dual)
             if dual.impossible:
                 net.impossible = True
@@ -390,8 +393,8 @@ class Search:
         record.say("searching exactly", net)
         hint = net.locate(record.choices) if record.choices is not None else None
         seed = int(self.rng.integers(1 << 30))
-        model = Polytope(net)
-        if model.columns <= MOST_FLOWS:
+        if self.relaxed:
+            model = Polytope(net)
             share = record.deadline.share(min(1.0, _EXACT_SHARE * effort))
             found = model.search(share, seed=seed, hint=hint)
             if found.bound is not None:
