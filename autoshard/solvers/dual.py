@@ -145,6 +145,7 @@ class Dual:
             if spread[pair[0]] >= _ROOM:
                 return False
             moved[pair] = whole.astype(np.int64)
+        self._reset()
         self.set_prices(prices * self.scale)
         for batch in self.batches:
             for position, link in enumerate(batch.links):
@@ -156,6 +157,13 @@ class Dual:
         for batch in self.batches:
             self._visit(batch, forward=True, proved=False)
         return True
+
+    def _reset(self) -> None:
+        """Undo all moves and prices; floors stay, for they are proved."""
+        self.offset, self.prices = 0, np.zeros(len(self.prices), np.int64)
+        self.messages[:] = 0
+        for node, cost in self.net.costs.items():
+            self.costs[node][:] = np.where(cost < INF, scaled(cost, self.shift), INF)
 
     def sweep(self) -> None:
         """Visit all nodes once in each direction."""

@@ -13,6 +13,7 @@ from autoshard.solvers.cpsat import excess, paid, solve_network
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.eliminate import Elimination, plan_elimination
 from autoshard.solvers.network import INF, Network
+from autoshard.solvers.polytope import Polytope
 from autoshard.solvers.reduce import min_plus, reduce
 from autoshard.solvers.rows import add_memory
 from autoshard.solvers.solution import Deadline
@@ -101,6 +102,32 @@ def test_a_bound_holds_at_any_prices_and_for_every_state(
         assert dual.bound <= cost
         for node, floor in dual.floors.items():
             assert floor[choices[node]] <= (cost - net.offset) * dual.scale
+
+
+@some
+@given(problem=problems(limited=True), sweeps=st.integers(0, 3))
+def test_the_duals_of_the_linear_program_bound_what_it_bounds(
+    problem: Problem, sweeps: int
+) -> None:
+    net = limited_network(problem)
+    if net.impossible or any((cost >= INF).any() for cost in net.costs.values()):
+        return
+    found = Polytope(net).relax(Deadline.after(30))
+    if found is None:
+        return
+    dual = Dual.of(net)
+    for _ in range(sweeps):
+        dual.sweep()
+    assert dual.install(found.prices, found.messages)
+    dual.sweep()
+    spread = sum(int(cost.max()) for cost in net.costs.values()) + 1
+    assert dual.bound >= found.value - 1 - 1e-5 * spread
+    feasible = [
+        evaluated.cost
+        for choices in itertools.product(*(range(len(c)) for c in problem.costs))
+        if (evaluated := evaluate(problem, choices)).feasible
+    ]
+    assert dual.bound <= min(feasible, default=INF)
 
 
 @some
