@@ -1,27 +1,25 @@
 """Reading a StableHLO module of unknown origin: in a process of its own, which a bad file may kill.
 
 The MLIR parser, its verifier and Shardy's passes can end the process on input they do not expect.
-:func:`read` therefore starts Python anew, which does all of that to the module
-and gives back what is left: one function without calls, static shapes, no annotations but Shardy's.
+:func:`read` therefore asks a child process, which does all of that to the module and gives back
+what is left: one function without calls, static shapes, no annotations but Shardy's.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from jax.extend.mlir import deserialize_portable_artifact, ir
 from jax.extend.mlir.dialects import sdy
 from jax.interpreters import mlir
 
+from autoshard.child import UnsupportedError, ask, serve
 from autoshard.errors import InputError
 from autoshard.extract import add_rules
 from autoshard.program import main_block, normalize, operations, source_of
@@ -29,10 +27,12 @@ from autoshard.program import main_block, normalize, operations, source_of
 MAX_BYTES = 2**30
 """Largest module that is read [bytes]."""
 
-TIMEOUT_S = 600.0
+DEADLINE_S = 600.0
 """Time after which reading is given up [s]."""
 
-_READER = "from autoshard.foreign import main; main()"
+READER = (sys.executable, "-c", "from autoshard.foreign import main; main()")
+"""The command that reads a module."""
+
 _BYTECODE = b"ML\xefR"
 _DIALECTS = frozenset({"stablehlo", "chlo", "func", "sdy"})
 _NAME = re.compile(r'^loc\("([^"]+)"(?:\)|\()')
@@ -113,30 +113,15 @@ def read(data: bytes, entry: str | None, where: str) -> Foreign:
             at=where,
             fix="make its large constants arguments",
         )
-    root = str(Path(__file__).parents[1])
-    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _READER],
-            input=json.dumps({"entry": entry}).encode() + b"\n" + data,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            env={**os.environ, "PYTHONPATH": path},
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        answer = ask(READER, json.dumps({"entry": entry}).encode() + b"\n" + data, DEADLINE_S)
+    except UnsupportedError as error:
         raise InputError(
-            f"reading the module took more than {TIMEOUT_S:.0f} s", at=where, fix=_EXPORT
-        ) from error
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise InputError(
-            f"the MLIR parser of this release of JAX fails on the module (exit status "
-            f"{done.returncode}): {lines[-1][:200]}",
+            f"the MLIR parser of this release of JAX fails on the module: {error}",
             at=where,
             fix=_EXPORT,
-        )
-    head, _, module = done.stdout.partition(b"\n")
+        ) from error
+    head, _, module = answer.partition(b"\n")
     found = json.loads(head)
     if "problem" in found:
         at = f"{where}: {found['at']}" if found["at"] else where
@@ -456,5 +441,5 @@ def _answer(data: bytes) -> Iterator[bytes]:
 
 
 def main() -> None:
-    """The child's side: a request in, an answer out."""
-    sys.stdout.buffer.write(b"".join(_answer(sys.stdin.buffer.read())))
+    """The child's side: answers requests until there are no more."""
+    serve(lambda data: b"".join(_answer(data)))

@@ -43,6 +43,8 @@ def stablehlo(plan: Plan, suffix: str) -> bytes:
             f"the plan holds {held}",
             fix="make large constants arguments, or take sharded.lower(...).as_text()",
         )
+    if plan.means is None:
+        origin.try_out()
     module = origin.open()
     with module.context, ir.Location.unknown():
         rewrite(module, plan)

@@ -9,6 +9,7 @@ import base64
 import binascii
 import math
 import re
+import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +17,21 @@ from dataclasses import dataclass
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from autoshard.child import UnsupportedError, ask, serve
 from autoshard.cost_models.protocol import CostModel
 from autoshard.cost_models.saved import describe
 from autoshard.errors import InputError
+from autoshard.extract import add_rules
 from autoshard.program import Boundary, main_block, operations
 
 MAX_CONSTANT_BYTES = 16 * 2**20
 """Constants of a module up to which their values are kept [bytes]."""
+
+DEADLINE_S = 120.0
+"""Time that a child may take to read a module [s]."""
+
+READER = (sys.executable, "-c", "from autoshard.origin import main; main()")
+"""The command that tries modules out."""
 
 _ELIDED_ABOVE = 64
 """Elements above which a constant's values are left out, where they are not kept."""
@@ -75,6 +84,17 @@ class Origin:
             float(time_limit_s),
         )
 
+    def try_out(self) -> None:
+        """Read the module in a child process, which a bad one may kill: for one out of a file.
+
+        Raises:
+            InputError: This release of JAX cannot read it.
+        """
+        try:
+            ask(READER, self.module.encode(), DEADLINE_S)
+        except UnsupportedError as error:
+            raise _unreadable(str(error)) from error
+
     def open(self) -> ir.Module:
         """The module, read anew: the caller may change it.
 
@@ -82,16 +102,37 @@ class Origin:
             InputError: This release of JAX cannot read it.
         """
         try:
-            text = zlib.decompress(base64.b64decode(self.module, validate=True)).decode()
-            with mlir.make_ir_context():
-                module = ir.Module.parse(text)
-            main_block(module)
+            module = _parsed(self.module)
         except (ValueError, binascii.Error, zlib.error, ir.MLIRError) as error:
-            raise InputError(
-                f"the program inside the plan cannot be read: {str(error).splitlines()[0]}",
-                fix="plan again with this release of JAX",
-            ) from error
+            raise _unreadable(str(error)) from error
         return module
+
+
+def _parsed(packed: str) -> ir.Module:
+    text = zlib.decompress(base64.b64decode(packed, validate=True)).decode()
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+    main_block(module)
+    return module
+
+
+def _unreadable(why: str) -> InputError:
+    return InputError(
+        f"the program inside the plan cannot be read: {why.partition(chr(10))[0]}",
+        fix="plan again with this release of JAX",
+    )
+
+
+def main() -> None:
+    """The child's side: reads modules and looks for the rules of their ops, as planning does."""
+
+    def answer(packed: bytes) -> bytes:
+        module = _parsed(packed.decode())
+        with module.context:
+            add_rules(module)
+        return b""
+
+    serve(answer)
 
 
 def pack(module: ir.Module) -> tuple[str, bool]:

@@ -69,6 +69,8 @@ class Replanner:
                 "the plan does not hold the program it was made from",
                 fix="use a plan that autoshard(fn, mesh).plan(...) returned, or a saved one",
             )
+        if plan.means is None:
+            plan.origin.try_out()
         means = plan.means or _restored(plan)
         graph = _graph(plan)
         _check_rules(plan, graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,25 @@ def test_a_plan_of_other_prices_is_refused(monkeypatch: Any) -> None:
 def test_a_plan_without_its_program_is_refused() -> None:
     with pytest.raises(InputError, match="does not hold the program"):
         Replanner.of(dataclasses.replace(planned(), origin=None))
+
+
+def test_a_program_in_a_file_that_ends_the_process_is_an_input_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned()
+    plan.save(tmp_path / "plan.json")
+    monkeypatch.setattr("autoshard.origin.READER", (sys.executable, "-c", "import os; os.abort()"))
+    Replanner.of(plan)  # its program was made here
+    loaded = Plan.load(tmp_path / "plan.json")
+    with pytest.raises(InputError, match="cannot be read: the process died of SIGABRT"):
+        Replanner.of(loaded)
+    with pytest.raises(InputError, match="cannot be read: the process died of SIGABRT"):
+        loaded.write_stablehlo(tmp_path / "plan.mlir")
+
+
+def test_a_damaged_program_in_a_file_is_refused_by_the_child() -> None:
+    plan = planned()
+    assert plan.origin is not None
+    plan.origin.try_out()
+    with pytest.raises(InputError, match="the program inside the plan cannot be read"):
+        dataclasses.replace(plan.origin, module="eJwDAAAAAAE=").try_out()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -389,8 +390,8 @@ def test_a_refusal_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_kills_the_parser_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "_READER", "import os; os.abort()")
-    with pytest.raises(InputError, match=r"fails on the module \(exit status -6\)"):
+    monkeypatch.setattr(foreign, "READER", (sys.executable, "-c", "import os; os.abort()"))
+    with pytest.raises(InputError, match=r"fails on the module: the process died of SIGABRT"):
         Program.from_stablehlo(REFUSED["words"][0])
 
 
