@@ -43,11 +43,7 @@ _ELEMENTWISE = frozenset(
     )
 )
 _EFFECTS = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        *("all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute"),
-        *("custom_call", "infeed", "outfeed", "recv", "reduce_scatter", "send"),
-    )
+    f"stablehlo.{name}" for name in ("custom_call", "infeed", "outfeed", "recv", "send")
 )
 """Ops that are kept even if nothing reads their results."""
 

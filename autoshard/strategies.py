@@ -38,6 +38,10 @@ COMBINERS = frozenset(
 )
 """Reduction bodies that an all-reduce can carry out."""
 
+_LOGICAL = frozenset({"stablehlo.and", "stablehlo.or"})
+"""Those of them that it can carry out on truth values alone: XLA's CPU and GPU backends refuse a
+bitwise all-reduce of integers."""
+
 MAX_STRATEGIES = 512
 """Above this many strategies of one op, the ones that split its work least are left out."""
 
@@ -84,7 +88,8 @@ class Enumerator:
         shapes = tuple(self.graph.values[v].shape for v in (*op.operands, *op.results))
         # Whatever works element by element has the same ones.
         name = "" if op.kind in ELEMENTWISE else op.name
-        key = (name, op.rule, op.combiner, op.fixed, op.piecewise, op.on_one_device, shapes)
+        bits = op.combiner in _LOGICAL and self.graph.values[op.results[0]].dtype != "i1"
+        key = (name, op.rule, op.combiner, bits, op.fixed, op.piecewise, op.on_one_device, shapes)
         if key not in self._known:
             self._known[key] = self._build(op)
         return self._known[key]
@@ -242,7 +247,10 @@ class Enumerator:
         if kind == "reduction" and not op.piecewise:
             one_input = op.name != "stablehlo.reduce" or len(op.results) == 1
             body = op.name in ("stablehlo.reduce", "stablehlo.scatter")
-            return op.name in REDUCING and one_input and (not body or op.combiner in COMBINERS)
+            combines = op.combiner in COMBINERS and (
+                op.combiner not in _LOGICAL or self.graph.values[op.results[0]].dtype == "i1"
+            )
+            return op.name in REDUCING and one_input and (not body or combines)
         return kind == "pass" or (kind == "reduction" and op.piecewise)
 
     def _sharding(

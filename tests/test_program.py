@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.mlir import ir
+from jax.sharding import PartitionSpec as P
 
 from autoshard.program import REGION_OPS, main_block, normalize, source_of, terminator, walk
-from tests.lowering import lowered, module_of
+from tests.lowering import lowered, mesh_of, module_of
 from tests.zoo import PROGRAMS
 
 X, W = np.ones((16, 32), np.float32), np.ones((32, 32), np.float32)
@@ -56,6 +57,22 @@ def test_repeated_and_unread_ops_are_removed() -> None:
 
     assert names(normal(fn, X, W)).count("stablehlo.dot_general") == 1
     assert "stablehlo.sine" not in names(normal(fn, X, W))
+
+
+def test_a_manual_computation_that_nothing_reads_is_removed_with_its_collectives() -> None:
+    product: Callable[..., Any] = jax.shard_map(
+        lambda x, w: lax.psum(x @ w, "a"),
+        mesh=mesh_of(8),
+        in_specs=(P(None, "a"), P("a")),
+        out_specs=P(),
+    )
+
+    def fn(x: Any, w: Any) -> Any:  # the gradient of a sum does not need the sum
+        return jax.grad(lambda w: jnp.sum(product(x, w)))(w)
+
+    found = names(normal(fn, X, W))
+    assert found.count("sdy.manual_computation") == 1
+    assert "stablehlo.all_reduce" not in found
 
 
 def test_a_barrier_keeps_a_repetition_apart() -> None:

@@ -131,6 +131,17 @@ def test_a_reduction_is_split_if_an_all_reduce_can_finish_it(combine: Any, split
     assert any(r[2] for r in rows(graph, op)) == splits
 
 
+def test_bits_are_combined_on_one_device_as_no_all_reduce_of_integers_does_it() -> None:
+    def fn(x: Any, n: Any) -> Any:  # the same shapes and combiner, of truth values and of integers
+        return jnp.any(x, axis=1), jnp.bitwise_or.reduce(n, axis=1)
+
+    graph = graph_of(fn, np.ones((8, 16), np.bool_), np.ones((8, 16), np.int32))
+    truth, bits = (op for op in graph.ops if op.kind == "reduce")
+    enumerator = Enumerator(graph, MESH, False)
+    assert any(enumerator.of(truth).reduced)
+    assert not any(enumerator.of(bits).reduced)
+
+
 @pytest.mark.parametrize(
     ("combine", "start", "splits"),
     [(lax.add, 0.0, True), (lax.add, -0.0, True), (lax.add, 5.0, False), (lax.max, 5.0, True)],
