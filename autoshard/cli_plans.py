@@ -120,6 +120,10 @@ def add_plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     specs.add_argument("plan", type=Path, help="a plan that was saved")
     specs.add_argument("--flax", action="store_true", help="logical axes and rules for flax")
     specs.add_argument("--argument", help="with --flax: the parameters, e.g. state.params")
+    specs.add_argument(
+        "--json", action="store_true",
+        help="JSON instead of Python: per argument and result, the mesh axes of each dimension",
+    )  # fmt: skip
     specs.set_defaults(run=_specs)
 
 
@@ -287,8 +291,19 @@ def _specs(options: argparse.Namespace) -> int:
 
     if options.argument is not None and not options.flax:
         raise InputError("--argument is for --flax", fix="give --flax too, or leave it out")
+    if options.json and options.flax:
+        raise InputError("flax's rules are Python source", fix="give --flax or --json, not both")
     plan = Plan.load(options.plan)
-    print(plan.to_flax_rules(options.argument) if options.flax else plan.to_partition_specs())
+    if options.json:
+        print_json(
+            {
+                "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
+                "arguments": {a.name: a.sharding for a in plan.arguments},
+                "results": {r.name: r.sharding for r in plan.results},
+            }
+        )
+    else:
+        print(plan.to_flax_rules(options.argument) if options.flax else plan.to_partition_specs())
     return 0
 
 

@@ -72,15 +72,12 @@ class Registration:
     target: str
     rule: str | RuleMaker
     flops: FlopsMaker | None = None
-    _before: Registration | None = None
 
     def remove(self) -> None:
-        """Put back what was in force before; nothing if another rule has taken its place since."""
-        if _REGISTERED.get(self.target) is self:
-            if self._before is None:
-                del _REGISTERED[self.target]
-            else:
-                _REGISTERED[self.target] = self._before
+        """Put back what was in force before; a later rule for the same target stays in force."""
+        kept = [one for one in _REGISTERED.pop(self.target, ()) if one is not self]
+        if kept:
+            _REGISTERED[self.target] = kept
 
     def __enter__(self) -> Registration:
         return self
@@ -94,7 +91,8 @@ class Registration:
         self.remove()
 
 
-_REGISTERED: dict[str, Registration] = {}
+_REGISTERED: dict[str, list[Registration]] = {}
+"""What is registered for each target, first to last: the last is in force."""
 
 
 def register_rule(
@@ -152,11 +150,17 @@ def register_rule(
             f"flops of {target} is a {type(flops).__name__}",
             fix="give a function from the shapes of all operands and of all results to a number",
         )
-    before = _REGISTERED.get(target)
+    before = _in_force(target)
     if before is not None and before.rule == rule and before.flops == flops:
         return before
-    _REGISTERED[target] = Registration(target, rule, flops, before)
-    return _REGISTERED[target]
+    made = Registration(target, rule, flops)
+    _REGISTERED.setdefault(target, []).append(made)
+    return made
+
+
+def _in_force(target: str) -> Registration | None:
+    registered = _REGISTERED.get(target)
+    return registered[-1] if registered else None
 
 
 def _made(given: Registration, operation: ir.Operation) -> str | None:
@@ -195,7 +199,7 @@ def stated_flops(operation: ir.Operation) -> float | None:
     Raises:
         InputError: What was registered for it does not give a number.
     """
-    given = _REGISTERED.get(target_of(operation) or operation.name)
+    given = _in_force(target_of(operation) or operation.name)
     if given is None or given.flops is None:
         return None
     gives = "a number"
@@ -260,7 +264,7 @@ def rule_for(operation: ir.Operation) -> Rule | None:
         return None  # its effects are in order: it runs once
     operands = tuple(shape_of(v) for v in operation.operands)
     results = tuple(shape_of(v) for v in operation.results)
-    given = _REGISTERED.get(called)
+    given = _in_force(called)
     if given is None:
         text = _BUILT_IN[name](operation) if name in _BUILT_IN else None
     else:

@@ -147,6 +147,10 @@ def test_lint_and_specs_speak_of_the_plan(saved: Path, capsys: pytest.CaptureFix
     exec(capsys.readouterr().out, names)
     up = next(a for a in Plan.load(saved).arguments if a.name == "params['up']")
     assert names["SPECS"]["params['up']"] == P(*(axes or None for axes in up.sharding))
+    told = answer(["specs", saved], capsys)
+    assert told["arguments"]["params['up']"] == [list(axes) for axes in up.sharding]
+    assert list(told["arguments"]) == [a.name for a in Plan.load(saved).arguments]
+    assert list(told["results"]) == [r.name for r in Plan.load(saved).results]
     assert main(["specs", str(saved), "--flax", "--argument", "batch"]) == 0
     assert "LOGICAL_AXES" in capsys.readouterr().out
 
@@ -195,6 +199,7 @@ def test_lint_and_specs_speak_of_the_plan(saved: Path, capsys: pytest.CaptureFix
         (["why", "{p}", "all-reduce.1", "--hlo", "none.txt"], "cannot read a program"),
         (["lint", "{p}", "--large", "0"], "as a number of bytes"),
         (["specs", "{p}", "--argument", "x"], "--argument is for --flax"),
+        (["specs", "{p}", "--flax", "--json"], "flax's rules are Python source"),
         (["specs", "{p}", "--flax", "--argument", "z"], "no argument is called 'z'"),
     ],
 )  # fmt: skip

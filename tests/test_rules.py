@@ -146,6 +146,15 @@ class TestRegistering:
                 assert called(solve, a, w, target="lapack_spotrf_ffi") == ["(f32[2,8,8]"]
             assert called(solve, a, w, target="lapack_spotrf_ffi") == ["(f32[16,8,8]"]
 
+    def test_an_earlier_rule_that_was_removed_does_not_come_back(self) -> None:
+        a, w = inputs()
+        first = register_rule("lapack_spotrf_ffi", "b i j -> b x y, b")
+        with register_rule("lapack_spotrf_ffi", "b i j -> b x y, b; whole b"):
+            first.remove()
+            assert called(solve, a, w, target="lapack_spotrf_ffi") == ["(f32[16,8,8]"]
+        with pytest.warns(UnknownOpWarning):
+            assert called(solve, a, w, target="lapack_spotrf_ffi") == ["(f32[16,8,8]"]
+
 
 class TestStatedWork:
     def planned(self, flops: Any) -> Any:
