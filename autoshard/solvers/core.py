@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import Problem, evaluate
-from autoshard.solvers.batches import scaled
 from autoshard.solvers.cpsat import excess, paid, solve_network
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.eliminate import Elimination, plan_elimination
+from autoshard.solvers.layout import scaled
 from autoshard.solvers.local_search import LocalSearch
 from autoshard.solvers.network import INF, Network
 from autoshard.solvers.polytope import MOST_FLOWS, Polytope
@@ -38,13 +38,13 @@ _SEARCH_WORK = 3.0  # of CP-SAT in its first try, in its own deterministic secon
 _EASY_FLOWS = 20_000  # linear programs up to this size are solved at once
 _ALL_ROUNDS = 10_000
 _MOST_WALKED = 400  # nodes for which a first choice is looked for on the network itself
-_LOCAL_EVERY = 16  # changes of the prices between two local searches
+_LOCAL_AFTER = 64  # changes of the prices between the first local search and the next; doubled
 _LOCAL_SHARE = 0.1  # of the time: for one local search
 _FIRST_ROUNDS = 8  # changes of the prices before larger ones
 _RELAX_SHARE = 0.5  # of the time: for the linear program
 _EXACT_SHARE = 0.25  # of the time: for HiGHS in its first try
 _MOST_POINTS = 4  # time points to be added at once
-_STALL = 12  # changes of the prices that together must gain something worth another round
+_STALL = 40  # changes of the prices that together must gain something worth another round
 
 
 @dataclass(slots=True)
@@ -226,7 +226,7 @@ class Search:
             return True
         self._offer(found.states())
         if not self.broken:
-            self._improve(dual.decode(), dual)
+            self._improve(dual.named(dual.decode()), dual)
         return record.closed
 
     def _offer(self, states: dict[int, int]) -> None:
@@ -283,16 +283,19 @@ class Search:
         """One round of prices, bound and choices; says whether the gap closed."""
         net, record = self.net, self.record
         best, best_prices = dual.bound, dual.prices
-        step, fails, smooth, mark, stalled = _STEP, 0, None, dual.bound, 0
+        step, fails, smooth, mark, stalled, search = _STEP, 0, None, dual.bound, 0, 0
         for count in range(most):
             for _ in range(_SWEEPS):
                 if record.deadline.left_s <= 0:
                     return False
                 dual.sweep()
             states = dual.decode()
-            record.offer(net, states)
-            if count % (4 if self.timeline is None else _LOCAL_EVERY) == 0:
-                self._improve(states, dual)
+            over = dual.layout.excess(states, net.capacity)
+            if not (over > 0).any():
+                record.offer(net, dual.named(states))
+            if count == search:
+                self._improve(dual.named(states), dual)
+                search = search + 4 if self.timeline is None else 2 * search + _LOCAL_AFTER
             if dual.impossible:
                 net.impossible = True
                 return True
@@ -317,8 +320,7 @@ class Search:
             if fails >= _PATIENCE:
                 step, fails = step / 2, 0
                 dual.set_prices(best_prices.astype(np.float64))
-            over = excess(net, states).astype(np.float64)
-            smooth = over if smooth is None else 0.6 * smooth + 0.4 * over
+            smooth = over.astype(np.float64) if smooth is None else 0.6 * smooth + 0.4 * over
             slope = np.where((smooth > 0) | (dual.prices > 0), smooth, 0.0)
             if slope.any():
                 length = step * min(reach, max(abs(best), 1)) * dual.scale / float(slope @ slope)
@@ -326,7 +328,7 @@ class Search:
         dual.set_prices(best_prices.astype(np.float64))
         self.prices = best_prices / dual.scale
         if self.timeline is not None and most == _ALL_ROUNDS:
-            self._note_broken(dual.decode())
+            self._note_broken(dual.named(dual.decode()))
         return False
 
     def _note_broken(self, states: dict[int, int]) -> None:
@@ -343,15 +345,14 @@ class Search:
         if self.record.cost is None:
             return 0.0
         least = scaled(self.record.cost - 1 - dual.base, dual.shift)
-        total = sum(len(floor) - 1 for floor in dual.floors.values())
-        return sum(int((floor > least).sum()) for floor in dual.floors.values()) / max(total, 1)
+        return int((dual.floors > least).sum()) / max(len(dual.floors) - len(dual.layout.nodes), 1)
 
     def _prune(self, dual: Dual) -> None:
         """Drop the states that no cheaper choice than the best known can use."""
         assert self.record.cost is not None
         most = scaled(self.record.cost - 1 - dual.base, dual.shift)
-        for node, floor in dual.floors.items():
-            keep = floor <= most
+        for node in dual.layout.nodes:
+            keep = dual.floor(node) <= most
             if not keep.all():
                 self.net.restrict(node, keep)
 
@@ -390,11 +391,13 @@ class Search:
         net, record = self.net, self.record
         if not self.workers or record.deadline.left_s <= 0:
             return False
+        model = Polytope(net)
+        if model.columns > MOST_FLOWS:
+            return False
         record.say("searching exactly", net)
         hint = net.locate(record.choices) if record.choices is not None else None
         seed = int(self.rng.integers(1 << 30))
         if self.relaxed:
-            model = Polytope(net)
             share = record.deadline.share(min(1.0, _EXACT_SHARE * effort))
             found = model.search(share, seed=seed, hint=hint)
             if found.bound is not None:

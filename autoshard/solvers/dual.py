@@ -5,9 +5,6 @@ for energy minimization", 2006): what a node charges is shared out to its edges 
 and whatever all its states come to charge moves to the bound. All numbers are integers, and what an
 edge or node charges never goes negative, so the bound is proved at any moment, not only when the
 process has settled. Memory rows enter with prices (Lagrange multipliers).
-
-Nodes that look alike and are not linked to each other are visited together, which gives the same as
-one after another: see :mod:`autoshard.solvers.batches`.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.solvers.batches import FORBIDDEN_FROM, Batch, batches_of, scaled
+from autoshard.solvers.layout import Layout, Places, scaled
 from autoshard.solvers.network import INF, Ints, Network
 
 _ROOM = 1 << 56  # scaled costs, and prices times usages, each span less than this: both fit in INF
@@ -37,11 +34,11 @@ class Dual:
         shift: Costs here are the network's times two to this power; rounded down if it is negative.
         offset: Proved lower bound above the network's own offset, scaled.
         prices: Per memory row, the scaled cost of one byte.
-        batches: The nodes, in the order of the sweeps.
-        costs: Per node, what it charges now; a view of its batch.
-        floors: Per node and state, the best proved bound on choices with that state, scaled, above
-            the network's own offset; a view of its batch.
-        messages: What was moved along edges, all in one array; batches know their places.
+        layout: The nodes, in the order of the sweeps.
+        costs: Per state of each node, what it charges now.
+        floors: Per state of each node, the best proved bound on choices with that state, scaled,
+            above the network's own offset.
+        messages: What was moved along edges.
         impossible: Some node has no allowed state.
         sweeps: How many there were.
     """
@@ -51,9 +48,9 @@ class Dual:
     shift: int
     offset: int
     prices: Ints
-    batches: tuple[Batch, ...]
-    costs: dict[int, Ints]
-    floors: dict[int, Ints]
+    layout: Layout
+    costs: Ints
+    floors: Ints
     messages: Ints
     impossible: bool = False
     sweeps: int = 0
@@ -70,18 +67,20 @@ class Dual:
                         largest[id(matrix)] = _largest(matrix)
                     spread += largest[id(matrix)]
         shift = min(30, _ROOM.bit_length() - 1 - spread.bit_length())
-        batches, messages = batches_of(net, shift)
-        return cls(
+        layout = Layout.of(net, shift)
+        dual = cls(
             net=net,
             base=net.offset,
             shift=shift,
             offset=0,
             prices=np.zeros(len(net.capacity), np.int64),
-            batches=batches,
-            costs={n: row for b in batches for n, row in zip(b.nodes, b.costs, strict=True)},
-            floors={n: row for b in batches for n, row in zip(b.nodes, b.floors, strict=True)},
-            messages=messages,
+            layout=layout,
+            costs=np.zeros(layout.at[-1], np.int64),
+            floors=np.full(layout.at[-1], -INF),
+            messages=np.zeros(layout.message_at[-1], np.int64),
         )
+        dual._reset()
+        return dual
 
     @property
     def bound(self) -> int:
@@ -93,6 +92,15 @@ class Dual:
         """What the network's costs are multiplied by."""
         return 2.0**self.shift
 
+    def floor(self, node: int) -> Ints:
+        """A view of the floors of one node that is in the network."""
+        place = int(np.searchsorted(self.layout.nodes, node))
+        return self.floors[self.layout.at[place] : self.layout.at[place + 1]]
+
+    def named(self, states: Places) -> dict[int, int]:
+        """States in the order of the layout, by node."""
+        return dict(zip(self.layout.nodes, states.tolist(), strict=True))
+
     def set_prices(self, wanted: NDArray[np.float64]) -> None:
         """Charge other prices for memory; the bound stays proved, and may fall.
 
@@ -100,25 +108,25 @@ class Dual:
             wanted: Scaled cost of one byte per row, at least 0; rounded down, and all lowered alike
                 where the charges would not fit 64 bits.
         """
+        from autoshard.solvers.sweeps import charge
+
+        flat = self.layout
         sums = np.concatenate([[0.0], np.cumsum(wanted)])
-        charges = sum(
-            float(sums[part.end] - sums[part.first]) * float(part.usage.max())
-            for parts in self.net.segments.values()
-            for part in parts
-        )
+        largest = np.maximum.reduceat(flat.uses, flat.use_at[:-1]) if len(flat.who) else flat.uses
+        charges = float(((sums[flat.end] - sums[flat.first]) * largest).sum())
         prices = (wanted * min(1.0, _ROOM / max(charges, 1.0))).astype(np.int64)
         moves = prices - self.prices
+        if not moves.any():
+            return
         change = np.concatenate([[0], np.cumsum(moves)])
         self.offset -= sum(map(mul, moves.tolist(), self.net.capacity.tolist()))
-        for node, parts in self.net.segments.items():
-            cost = self.costs[node].copy()
-            for part in parts:
-                cost += (change[part.end] - change[part.first]) * part.usage
-            dead = self.costs[node] >= INF
-            cost[dead] = INF
-            low = int(cost.min())
-            self.offset += low
-            self.costs[node][:] = np.where(dead, INF, np.minimum(cost - low, INF))
+        charge(flat.at, flat.who, flat.first, flat.end, flat.use_at, flat.uses, change, self.costs)
+        # Charges of each are below _ROOM: what is INF or near it has been forbidden before.
+        low = np.minimum.reduceat(self.costs, flat.at[:-1])
+        dead = self.costs >= INF
+        self.costs -= np.repeat(low, np.diff(flat.at))
+        self.costs[dead | (self.costs > INF)] = INF
+        self.offset += sum(low.tolist())
         self.prices = prices
 
     def install(
@@ -136,90 +144,73 @@ class Dual:
         Returns:
             Whether they fit 64 bits; if not, nothing has changed.
         """
-        moved: dict[tuple[int, int], Ints] = {}
-        spread = dict.fromkeys(self.costs, 0.0)
-        for pair, values in messages.items():
-            whole = np.rint(values * self.scale)
-            largest = float(np.abs(whole).max())
-            spread[pair[0]] += largest
-            if spread[pair[0]] >= _ROOM:
-                return False
-            moved[pair] = whole.astype(np.int64)
+        flat = self.layout
+        whole = np.zeros(len(self.messages))
+        spread = np.zeros(len(flat.nodes))
+        owner = np.repeat(np.arange(len(flat.nodes)), np.diff(flat.link_at))
+        for k, (i, j) in enumerate(zip(owner.tolist(), flat.near.tolist(), strict=True)):
+            moved = np.rint(messages[flat.nodes[i], flat.nodes[j]] * self.scale)
+            whole[flat.message_at[k] : flat.message_at[k + 1]] = moved
+            spread[i] += np.abs(moved).max()
+        if (spread >= _ROOM).any():
+            return False
         self._reset()
         self.set_prices(prices * self.scale)
-        for batch in self.batches:
-            for position, link in enumerate(batch.links):
-                for row, node in enumerate(batch.nodes):
-                    message = moved[node, batch.others[position][row]]
-                    link.own[row] -= message
-                    cost = self.costs[node]
-                    cost[:] = np.where(cost < INF, cost + message, INF)
-        for batch in self.batches:
-            self._visit(batch, forward=True, proved=False)
+        self.messages -= whole.astype(np.int64)
+        dead = self.costs >= INF
+        for k, i in enumerate(owner.tolist()):
+            moved = whole[flat.message_at[k] : flat.message_at[k + 1]].astype(np.int64)
+            self.costs[flat.at[i] : flat.at[i + 1]] += moved
+        self.costs[dead] = INF
+        self._visit(forward=True, proved=False)
         return True
 
     def _reset(self) -> None:
         """Undo all moves and prices; floors stay, for they are proved."""
         self.offset, self.prices = 0, np.zeros(len(self.prices), np.int64)
         self.messages[:] = 0
-        for node, cost in self.net.costs.items():
-            self.costs[node][:] = np.where(cost < INF, scaled(cost, self.shift), INF)
+        for k, node in enumerate(self.layout.nodes):
+            cost = self.net.costs[node]
+            charged = np.where(cost < INF, scaled(cost, self.shift), INF)
+            self.costs[self.layout.at[k] : self.layout.at[k + 1]] = charged
 
     def sweep(self) -> None:
         """Visit all nodes once in each direction."""
-        for batch in self.batches:
-            self._visit(batch, forward=True)
-        for batch in reversed(self.batches):
-            self._visit(batch, forward=False)
+        from autoshard.solvers.sweeps import level
+
+        self._visit(forward=True)
+        self._visit(forward=False)
         self.sweeps += 1
         if self.sweeps % _LEVEL == 0:
-            for batch in self.batches:
-                batch.level(self.messages)
+            flat = self.layout
+            level(flat.at, flat.link_at, flat.near, flat.back, flat.message_at, self.messages)
 
-    def _visit(self, batch: Batch, *, forward: bool, proved: bool = True) -> None:
-        lows = [link.lows(self.messages) for link in batch.links]
-        total = batch.sum_of(lows)
-        least = total.min(axis=1)
-        if int(least.max()) >= INF:
-            self.impossible = True
-            return
-        self.offset += sum(least.tolist())
-        dead = total >= INF
-        total -= least[:, None]
-        total[dead] = INF
-        if proved:
-            floor = np.where(dead, INF, total + self.offset)
-            np.maximum(batch.floors, floor, out=batch.floors)
-        parts, count = batch.shares(forward)
-        share = total // parts[:, None]
-        for link, low in zip(batch.links, lows, strict=True):
-            gives = link.ahead if forward else ~link.ahead
-            own = link.own + (np.where(gives[:, None], share, 0) - low)
-            own[dead] = INF
-            link.own[:] = own
-        rest = total - share * count[:, None]
-        rest[dead] = INF
-        batch.costs[:] = rest
+    def _visit(self, *, forward: bool, proved: bool = True) -> None:
+        from autoshard.solvers.sweeps import visit
 
-    def decode(self) -> dict[int, int]:
-        """A choice that the bound suggests: node after node, cheapest given those before."""
-        chosen = np.zeros(len(self.costs), np.int64)
-        states: dict[int, int] = {}
-        for batch in self.batches:
-            given = []
-            for link in batch.links:
-                known = link.at(self.messages, chosen)
-                if link.ahead.any():
-                    known = np.where(link.ahead[:, None], link.lows(self.messages), known)
-                given.append(known)
-            best = batch.sum_of(given).argmin(axis=1)
-            chosen[batch.start : batch.start + len(batch.nodes)] = best
-            states.update(zip(batch.nodes, best.tolist(), strict=True))
+        self.offset, impossible = visit(
+            forward, proved, self.offset, *self.layout.links, self.costs, self.floors,
+            self.messages, *self._room(),
+        )  # fmt: skip
+        self.impossible |= impossible
+
+    def _room(self) -> tuple[Ints, ...]:
+        """What kernels write to: one number per message, and thrice one per state of a node."""
+        most = int(np.diff(self.layout.at).max(initial=0))
+        return np.empty(len(self.messages), np.int64), *np.empty((3, most), np.int64)
+
+    def decode(self) -> Places:
+        """A choice that the bound suggests: node after node, cheapest given those before.
+
+        Returns:
+            States of the nodes of the layout, in its order.
+        """
+        from autoshard.solvers.sweeps import decode
+
+        states = np.zeros(len(self.layout.nodes), np.int64)
+        decode(*self.layout.links, self.costs, self.messages, *self._room(), states)
         return states
 
 
 def _largest(values: Ints) -> int:
     return int(np.where(values < INF, values, 0).max(initial=0))
-
-
-assert 2 * _ROOM < FORBIDDEN_FROM

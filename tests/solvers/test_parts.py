@@ -100,8 +100,8 @@ def test_a_bound_holds_at_any_prices_and_for_every_state(
     assert not (dual.impossible and feasible)
     for cost, choices in feasible:
         assert dual.bound <= cost
-        for node, floor in dual.floors.items():
-            assert floor[choices[node]] <= (cost - net.offset) * dual.scale
+        for node in net.costs:
+            assert dual.floor(node)[choices[node]] <= (cost - net.offset) * dual.scale
 
 
 @some

@@ -1,4 +1,4 @@
-"""Repeated pieces of a problem are solved together, and come out as if they were not."""
+"""What the rising bound rests on: matrices held once, and moves that change no cost."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from autoshard.problem import Problem, evaluate
 from autoshard.solvers import SOLVERS, Status
-from autoshard.solvers.batches import Link
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.network import Network
+from autoshard.solvers.sweeps import level
 from tests.solvers.problems import dense
 
 
@@ -50,17 +50,10 @@ def test_shared_matrices_change_nothing(seed: int) -> None:
     assert evaluate(apart, ours.choices).cost == ours.cost
 
 
-def test_more_layers_make_no_more_batches() -> None:
+def test_more_layers_bring_no_more_matrices() -> None:
     few, many = (Dual.of(Network.of(repeated(layers, 0))) for layers in (4, 12))
-    assert len(many.batches) == len(few.batches)
-    nodes = [node for batch in many.batches for node in batch.nodes]
-    assert sorted(nodes) == list(range(12 * 5))
-
-
-def test_no_two_nodes_of_a_batch_are_linked() -> None:
-    net = Network.of(dense(np.random.default_rng(0), nodes=8, states=3))
-    for batch in Dual.of(net).batches:
-        assert not any(k in net.links[node] for node in batch.nodes for k in batch.nodes)
+    assert len(many.layout.cores) == len(few.layout.cores)
+    assert many.layout.nodes == tuple(range(12 * 5))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -68,12 +61,22 @@ def test_levelling_messages_moves_no_cost(seed: int) -> None:
     dual = Dual.of(Network.of(repeated(3, seed)))
     for _ in range(5):
         dual.sweep()
-    before = [link.at(dual.messages, np.zeros(15, np.int64)) for link in _links(dual)]
-    for batch in dual.batches:
-        batch.level(dual.messages)
-    after = [link.at(dual.messages, np.zeros(15, np.int64)) for link in _links(dual)]
-    assert all((a == b).all() for a, b in zip(after, before, strict=True))
+    flat, before = dual.layout, dual.messages.copy()
+    level(flat.at, flat.link_at, flat.near, flat.back, flat.message_at, dual.messages)
+    assert (dual.messages != before).any()
+    moved = dual.messages - before
+    for k, back in enumerate(flat.back.tolist()):
+        mine = moved[flat.message_at[k] : flat.message_at[k + 1]]
+        theirs = moved[flat.message_at[back] : flat.message_at[back + 1]]
+        assert (mine[:, None] + theirs == 0).all()
 
 
-def _links(dual: Dual) -> list[Link]:
-    return [link for batch in dual.batches for link in batch.links]
+@pytest.mark.parametrize("seed", range(4))
+def test_sweeps_never_lower_the_bound(seed: int) -> None:
+    dual = Dual.of(Network.of(dense(np.random.default_rng(seed), nodes=8, states=4)))
+    bounds = [dual.bound]
+    for _ in range(40):
+        dual.sweep()
+        bounds.append(dual.bound)
+    assert bounds == sorted(bounds)
+    assert bounds[-1] > bounds[0]
