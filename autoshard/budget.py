@@ -27,6 +27,7 @@ from autoshard.problem import FORBIDDEN, Problem, evaluate
 from autoshard.reshard import layouts
 from autoshard.solvers import Progress, Solution, Solver, Status
 from autoshard.solvers.checked import Checked
+from autoshard.solvers.exact import ExactSolver
 
 RAISES = 10
 """How often prices are raised at most."""
@@ -41,8 +42,11 @@ GOALS = (1.0, 0.85, 0.7)
 """Shares of the limit that prices are raised towards, one after another until a plan fits: prices
 grow with what exceeds the goal, and what exceeds a limit that is nearly met is next to nothing."""
 
-START_SHARE = 0.2
+START_SHARE = 0.1
 """Of the time: for a first choice that uses some mesh axes as one."""
+
+START_GAP = 0.01
+"""What is proved of that choice on its own problem is enough: the search on all axes goes on."""
 
 UNHELD = 0.3
 """Price of what could be held at an overfull moment but is not, as a share of what is: the plan
@@ -144,7 +148,10 @@ class Search:
         if not units:
             return None
         smaller = coarse(self.graph, self.priced, free, units)
-        found = self._solve(smaller.problem, START_SHARE * time_limit_s, None)
+        solver = self.solver
+        if isinstance(solver, ExactSolver):
+            solver = replace(solver, stop_at_gap=START_GAP)
+        found = self._solve(smaller.problem, START_SHARE * time_limit_s, None, solver)
         return smaller.whole(found.choices) if found.choices else None
 
     def _within(
@@ -235,9 +242,14 @@ class Search:
         return choices, *self.interpret(choices)
 
     def _solve(
-        self, problem: Problem, time_limit_s: float, hint: tuple[int, ...] | None
+        self,
+        problem: Problem,
+        time_limit_s: float,
+        hint: tuple[int, ...] | None,
+        solver: Solver | None = None,
     ) -> Solution:
-        return Checked(self.solver, type(self.solver).__name__).solve(
+        chosen = self.solver if solver is None else solver
+        return Checked(chosen, type(chosen).__name__).solve(
             problem, time_limit_s=time_limit_s, hint=hint, progress=self.progress
         )
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from autoshard.errors import InfeasibleError
 from autoshard.experiments.growth import AXES
 from autoshard.experiments.workloads import make
 from autoshard.problem import Problem, evaluate, save_problem
-from autoshard.solvers import SOLVERS, Progress, Solution
+from autoshard.solvers import Progress, Solution
+from autoshard.solvers.exact import ExactSolver
 
 SHARES = (1.0, 0.6, 0.4)
 """Memory limits, as shares of what the unlimited solution holds at its fullest moment."""
@@ -111,13 +112,20 @@ class Solved:
     cost_s: float | None
 
 
-class _Watched:
-    """The default solver; keeps the last problem and answer, and when it worked."""
+@dataclass(slots=True)
+class _Seen:
+    """What a solver did: its last problem and answer, and when it worked."""
 
-    def __init__(self) -> None:
-        self.begun: float | None = None
-        self.cpu_s = 0.0
-        self.last: tuple[Problem, Solution] | None = None
+    begun: float | None = None
+    cpu_s: float = 0.0
+    last: tuple[Problem, Solution] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched(ExactSolver):
+    """The default solver, watched."""
+
+    seen: _Seen = field(default_factory=_Seen)
 
     def solve(
         self,
@@ -128,13 +136,13 @@ class _Watched:
         hint: Sequence[int] | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Solution:
-        start = time.process_time()
-        self.begun = start if self.begun is None else self.begun
-        found = SOLVERS["exact"].solve(
-            problem, time_limit_s=time_limit_s, seed=seed, hint=hint, progress=progress
+        seen, start = self.seen, time.process_time()
+        seen.begun = start if seen.begun is None else seen.begun
+        found = ExactSolver.solve(
+            self, problem, time_limit_s=time_limit_s, seed=seed, hint=hint, progress=progress
         )
-        self.cpu_s += time.process_time() - start
-        self.last = problem, found
+        seen.cpu_s += time.process_time() - start
+        seen.last = problem, found
         return found
 
 
@@ -157,7 +165,7 @@ def solved(
         watched = _Watched()
         limited = replace(problem, usage_limit=int(share * peak))
         answer = watched.solve(limited, time_limit_s=time_limit_s, hint=found.choices)
-        yield _row(task, share, problem, answer, 0.0, watched.cpu_s)
+        yield _row(task, share, problem, answer, 0.0, watched.seen.cpu_s)
 
 
 def _planned(task: Task, time_limit_s: float) -> tuple[Problem, Solution, float, float]:
@@ -175,14 +183,15 @@ def _planned(task: Task, time_limit_s: float) -> tuple[Problem, Solution, float,
         cost_model=task.cost_model,
         memory_limit=1 << 60,  # limits come after: the problem shall be the unlimited one
         solver=watched,
-        time_limit_s=time_limit_s,
+        time_limit_s=2 * time_limit_s,  # the plan without a limit gets half
     )
     start = time.process_time()
     with contextlib.suppress(InfeasibleError):  # out of time: the problem is known all the same
         step.plan(*workload.args)
-    assert watched.last is not None
-    assert watched.begun is not None
-    return *watched.last, watched.begun - start, watched.cpu_s
+    seen = watched.seen
+    assert seen.last is not None
+    assert seen.begun is not None
+    return *seen.last, seen.begun - start, seen.cpu_s
 
 
 def _row(

@@ -113,9 +113,7 @@ def _undominated(
     better, worse = np.nonzero(_hopeful(above))
     gain = cost[better] - cost[worse]
     for matrix in matrices:
-        gain = np.minimum(np.maximum(gain + _worst_difference(matrix, better, worse), -INF), INF)
-        left = gain <= 0
-        better, worse, gain = better[left], worse[left], gain[left]
+        better, worse, gain = _never_worse(matrix, better, worse, gain)
     for s, t in zip(better.tolist(), worse.tolist(), strict=True):
         if keep[s]:
             keep[t] = False
@@ -145,16 +143,30 @@ def _distinct_columns(matrix: Ints) -> Ints:
     return np.ascontiguousarray(matrix[:, columns]) if len(columns) < matrix.shape[1] else matrix
 
 
-def _worst_difference(matrix: Ints, first: NDArray[np.intp], second: NDArray[np.intp]) -> Ints:
-    """Per pair of rows, the most that the first is above the second in any column."""
-    out = np.empty(len(first), np.int64)
-    # Where the second is forbidden, nothing is worse: such columns don't count.
-    base = np.where(matrix < INF, matrix, 2 * INF)
-    step = max(1, _DENSE // matrix.shape[1])
-    for k in range(0, len(first), step):
-        pair = slice(k, k + step)
-        out[pair] = (matrix[first[pair]] - base[second[pair]]).max(axis=1)
-    return np.maximum(out, -INF)
+def _never_worse(
+    matrix: Ints, first: NDArray[np.intp], second: NDArray[np.intp], gain: Ints
+) -> tuple[NDArray[np.intp], NDArray[np.intp], Ints]:
+    """Pairs of rows of which the first, ``gain`` added, is above the second in no column.
+
+    Most pairs fail in some of the first columns, and are looked at no further.
+
+    Returns:
+        The pairs that are left, and the most that ``gain`` gets to in any column.
+    """
+    worst = np.full(len(first), -INF)
+    count = matrix.shape[1]
+    order = np.argsort(np.arange(count) % -(-count // _SAMPLE), kind="stable")
+    start, width = 0, _SAMPLE
+    while start < count and len(first):
+        some = matrix.T[order[start : start + width]]
+        # Where the second is forbidden, nothing is worse: such columns don't count.
+        base = np.where(some < INF, some, 2 * INF)
+        for one, other in zip(some, base, strict=True):
+            np.maximum(worst, one[first] - other[second], out=worst)
+        left = gain + worst <= 0
+        first, second, gain, worst = first[left], second[left], gain[left], worst[left]
+        start, width = start + width, 2 * width
+    return first, second, np.minimum(np.maximum(gain + worst, -INF), INF)
 
 
 def classes(matrix: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
