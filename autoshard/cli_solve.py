@@ -98,6 +98,7 @@ def _solve(options: argparse.Namespace) -> int:
         )
     if not 1 <= options.points <= 1000:
         raise InputError(f"--points is {options.points}", fix="give a number from 1 to 1000")
+    _refuse_idle(options)
     for path in (options.save, options.svg):
         check_folder(path)
     solver = SOLVERS[options.solver]
@@ -158,6 +159,19 @@ def _solve(options: argparse.Namespace) -> int:
     return code
 
 
+_IDLE = {"check": ("hint", "save", "svg"), "compare": ("save",), "pareto": ("hint", "save")}
+"""Per way to run, the options that would do nothing there."""
+
+
+def _refuse_idle(options: argparse.Namespace) -> None:
+    for how, idle in _IDLE.items():
+        for name in idle:
+            if getattr(options, how) and getattr(options, name) is not None:
+                raise InputError(
+                    f"--{name} does nothing with --{how}", fix=f"leave --{name} or --{how} out"
+                )
+
+
 def parse_limit(text: str) -> int | None:
     """A usage limit as it is typed: ``none``, a number of bytes kept exact, or as ``14GiB``."""
     if text.strip().lower() == "none":
@@ -188,10 +202,18 @@ def solution_lines(data: dict[str, Any]) -> list[str]:
             + (f"at least {missing:,} bytes are missing" if missing else "it is tightest, and no "
                "single time point forbids it: their combination does")
         )  # fmt: skip
-        lines += [f"               {h['bytes']:>24,} bytes  {h['name']}" for h in short["held_by"]]
+        lines += [
+            f"               {h['bytes']:>24,} bytes  {_printable(h['name'])}"
+            for h in short["held_by"]
+        ]
         lines.append(f"  no limit below {data['least_usage_limit']:,} bytes can be met")
     lines.append(f"  {data['seconds']:.2f} s")
     return lines
+
+
+def _printable(name: str) -> str:
+    """A name from a file, with what would steer or stop a terminal escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def percent(gap: float | None) -> str:

@@ -198,7 +198,7 @@ def validate_problem(problem: Problem) -> None:
     _check(
         limit is None or abs(limit) < 2**62,
         f"a usage limit of {limit} does not fit 64 bits",
-        fix="use None for no limit",
+        fix="give a smaller one, or none",
     )
 
 

@@ -15,7 +15,7 @@ from autoshard.json_file import read_json, shown
 from autoshard.problem import FORBIDDEN, Problem, evaluate
 from autoshard.report.curves import COLOURS, Curve, Scale, chart
 from autoshard.solvers.pareto import GIB, Point
-from autoshard.solvers.solution import Solution
+from autoshard.solvers.solution import Solution, Status
 from autoshard.solvers.watch import Watched
 
 _FIX = "give a file that `autoshard solve --save` wrote, or a list of strategy indices"
@@ -49,7 +49,7 @@ def solution_json(problem: Problem, watched: Watched, /, **about: object) -> dic
         about: What to say of it first, e.g. the file and the solver.
     """
     solution = watched.solution
-    solved = bool(solution.choices) or not problem.costs
+    solved = solution.status in (Status.OPTIMAL, Status.FEASIBLE)
     found = evaluate(problem, solution.choices) if solved else None
     bound = None if abs(solution.lower_bound) >= FORBIDDEN else solution.lower_bound
     gap = solution.gap if solved and math.isfinite(solution.gap) and bound is not None else None

@@ -96,10 +96,12 @@ def _finite(value: Any) -> Any:
 
 
 def check_folder(path: Path | None) -> None:
-    """Refuse a place for a page before the work for it is done."""
+    """Refuse a place for a file before the work for it is done."""
     if path is not None and not path.parent.is_dir():
         raise InputError(
             f"there is no folder {path.parent} for {path.name}",
             at=str(path),
             fix="make the folder first",
         )
+    if path is not None and path.is_dir():
+        raise InputError("this is a folder", at=str(path), fix="give the name of a file in it")

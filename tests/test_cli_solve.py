@@ -15,7 +15,7 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.cli_solve import parse_limit, table
-from autoshard.problem import load_problem, save_problem
+from autoshard.problem import Problem, load_problem, save_problem
 from autoshard.report.curves import Scale
 from tests.solvers.problems import dense
 
@@ -120,6 +120,10 @@ def test_a_front_is_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--hint", "nowhere.json"], "no such file"),
         (["--check", str(EXAMPLE)], "choices are null"),
         (["--save", "nowhere/at/all.json"], "no folder"),
+        (["--save", str(EXAMPLE.parent)], "this is a folder"),
+        (["--svg", str(EXAMPLE.parent)], "this is a folder"),
+        (["--compare", "--save", "kept.json"], "--save does nothing with --compare"),
+        (["--pareto", "--hint", "kept.json"], "--hint does nothing with --pareto"),
     ],
 )
 def test_what_a_user_can_mend_is_said(
@@ -130,6 +134,29 @@ def test_what_a_user_can_mend_is_said(
     assert complaint in said.err
     assert "fix:" in said.err
     assert said.out == ""
+
+
+def test_an_empty_problem_has_an_answer_only_where_its_limit_can_be_met(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty.json"
+    none = np.zeros((0, 2), np.int64)
+    save_problem(Problem((), (), none, none, (), usage_limit=0), empty)
+    assert answer(capsys, empty)["cost"] == 0
+    save_problem(Problem((), (), none, none, (), usage_limit=-1), empty)
+    told = answer(capsys, empty, code=1)
+    assert (told["status"], told["cost"], told["peak_usage"]) == ("INFEASIBLE", None, None)
+
+
+def test_names_neither_steer_nor_stop_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "named.json"
+    names = ("gr\u00f6\u00dfe", "\x1b[31m", "\ud800", "d", "e")
+    save_problem(replace(load_problem(EXAMPLE), names=names), path)
+    assert main(["solve", str(path), "--limit", "0"]) == 1
+    held = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if " bytes  " in line]
+    assert held == [r"\x1b[31m", r"\ud800", "gr\u00f6\u00dfe"]
 
 
 def test_a_hint_for_another_problem_is_refused_and_one_with_names_is_matched(

@@ -44,29 +44,6 @@ def charge(at, costs, hold_at, first, end, use_at, uses, groups, priced, heat, n
 
 
 @compiled
-def ball(link_at, near, start, size, mark, out):  # type: ignore[no-untyped-def]
-    """Find the groups nearest to one; returns how many of them ``out`` has received.
-
-    ``mark`` is -1 everywhere, and left so.
-    """
-    out[0] = start
-    mark[start] = 0
-    count = 1
-    head = 0
-    while head < count and count < size:
-        g = out[head]
-        head += 1
-        for k in range(link_at[g], link_at[g + 1]):
-            if mark[near[k]] < 0 and count < size:
-                mark[near[k]] = 0
-                out[count] = near[k]
-                count += 1
-    for i in range(count):
-        mark[out[i]] = -1
-    return count
-
-
-@compiled
 def grow(link_at, near, order, mark, root, line, up):  # type: ignore[no-untyped-def]
     """Choose an induced forest greedily and line it up, parents first.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from autoshard.problem import FORBIDDEN
 from autoshard.solvers.flat import Flat, Floats, Places
-from autoshard.solvers.forest import ball, charge, grow, minimise
+from autoshard.solvers.forest import charge, grow, minimise
 from autoshard.solvers.messages import pass_messages
 from autoshard.solvers.trade import settle, split
 
@@ -71,7 +71,7 @@ class Forests:
             _messages=np.zeros(int(message_at[-1])),
         )
 
-    def sweep(self, states: Places, prices: Floats, heat: float, share: float = 1.0) -> None:
+    def sweep(self, states: Places, prices: Floats, heat: float) -> None:
         """Minimise over one random forest and all groups without links.
 
         Args:
@@ -79,19 +79,11 @@ class Forests:
             prices: Per memory row, the cost of one byte.
             heat: Every state is made cheaper by a random amount of about this size, drawn from
                 Gumbel's distribution, so that states are chosen about as Boltzmann's has it.
-            share: The part of all groups that may change: those around a random one.
         """
         flat, rng = self.flat, self.rng
-        linked, lone, degree = self._linked, self._lone, self._degree
-        if share < 1.0:
-            if len(linked):
-                size = max(1, int(share * len(linked)))
-                start = linked[int(rng.integers(len(linked)))]
-                size = ball(flat.link_at, flat.near, start, size, self._mark, self._line)
-                linked = self._line[:size].copy()
-            lone = lone[rng.random(len(lone)) < share]
+        linked, lone = self._linked, self._lone
         lean = rng.uniform(*_LEAN)
-        key = rng.random(len(linked)) * degree[linked] ** lean
+        key = rng.random(len(linked)) * self._degree[linked] ** lean
         order = linked[np.argsort(key)]
         count = grow(flat.link_at, flat.near, order, self._mark, self._root, self._line, self._up)
         line = self._line[: count + len(lone)]

@@ -11,11 +11,14 @@ from autoshard.solvers.solution import Shortage
 
 def least_usages(problem: Problem) -> NDArray[np.int64]:
     """Per node, its smallest usage over strategies that are not forbidden by themselves [bytes]."""
-    least = [
-        int(usage[allowed].min()) if (allowed := cost < FORBIDDEN).any() else int(usage.min())
-        for cost, usage in zip(problem.costs, problem.usages, strict=True)
-    ]
-    return np.array(least, np.int64)
+    if not problem.costs:
+        return np.zeros(0, np.int64)
+    starts = np.cumsum([0, *map(len, problem.costs[:-1])])
+    allowed = np.concatenate(problem.costs) < FORBIDDEN
+    usages = np.concatenate(problem.usages)
+    least = np.minimum.reduceat(np.where(allowed, usages, np.iinfo(np.int64).max), starts)
+    some = np.logical_or.reduceat(allowed, starts)
+    return np.where(some, least, np.minimum.reduceat(usages, starts))
 
 
 def least_usage_limit(problem: Problem) -> int:

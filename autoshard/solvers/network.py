@@ -284,6 +284,9 @@ def _sum(first: Ints, second: Ints) -> Ints:
 
 def _clean(values: Ints) -> tuple[int, int, Ints]:
     """The least allowed cost, how far the largest is above it, and all costs above it."""
+    low, high = int(values.min()), int(values.max())
+    if high < FORBIDDEN:
+        return low, high - low, values - low
     allowed = values < FORBIDDEN
     if not allowed.any():
         return 0, 0, np.full_like(values, INF)
