@@ -315,7 +315,10 @@ def _compare(options: argparse.Namespace, problem: Problem) -> int:
     else:
         print(f"{options.problem}: {len(problem.costs)} nodes, {len(problem.edges)} edges")
         print("\n".join(table(_COMPARED, [_compared(run) for run in runs])))
-    return 0 if any(run.get("cost") is not None for run in runs) else EXIT_UNKNOWN
+    if any(run.get("cost") is not None for run in runs):
+        return 0
+    proved = any(run.get("status") == Status.INFEASIBLE.name for run in runs)
+    return EXIT_NO_RESULT if proved else EXIT_UNKNOWN
 
 
 _COMPARED = (

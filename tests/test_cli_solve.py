@@ -98,6 +98,13 @@ def test_solvers_are_compared_and_drawn(tmp_path: Path, capsys: pytest.CaptureFi
     assert {"exact: cost", "exact: bound", "time [s]"} <= set(texts)
 
 
+def test_solvers_compared_agree_that_nothing_is_feasible(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = answer(capsys, EXAMPLE, "--limit", "0", "--compare", "exact", code=1)
+    assert [run["status"] for run in runs] == ["INFEASIBLE"]
+
+
 def test_a_front_is_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "front.svg"
     data = answer(capsys, EXAMPLE, "--pareto", "--svg", picture)
