@@ -37,7 +37,10 @@ _START_SHARE = 0.1  # of the time: for a first choice
 _SEARCH_WORK = 3.0  # of CP-SAT in its first try, in its own deterministic seconds
 _EASY_FLOWS = 20_000  # linear programs up to this size are solved at once
 _ALL_ROUNDS = 10_000
-_MOST_WALKED = 400  # nodes for which a first choice is looked for on the network itself
+_MOST_WALKED = 100  # nodes for which a first choice is looked for on the network itself
+MANY = 5000
+"""In problems of more nodes than this, a choice is looked for before anything else."""
+
 _LOCAL_AFTER = 64  # changes of the prices between the first local search and the next; doubled
 _LOCAL_SHARE = 0.1  # of the time: for one local search
 _FIRST_ROUNDS = 8  # changes of the prices before larger ones
@@ -255,7 +258,8 @@ class Search:
         net, deadline = self.net, self.record.deadline.share(_START_SHARE)
         if self.record.cost is not None or deadline.left_s <= 0:
             return
-        if self.timeline is not None and len(net.costs) > _MOST_WALKED:
+        large = len(net.costs) > _MOST_WALKED or len(self.record.problem.costs) > MANY
+        if self.timeline is not None and large:
             self.record.look_around(deadline, self.rng)
         else:
             walk = Walk.at(net, {node: int(cost.argmin()) for node, cost in net.costs.items()})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.problem import FORBIDDEN, Problem, evaluate, validate_problem
-from autoshard.solvers.core import Record, Search
+from autoshard.solvers.core import MANY, Record, Search
 from autoshard.solvers.memory import least_usage_limit, shortage
 from autoshard.solvers.network import Network
 from autoshard.solvers.rows import Timeline
@@ -18,8 +18,7 @@ _ROOMY = 0.5
 """Where more than this fraction of the limit is left when every node uses its least, memory is
 first left out of account."""
 
-_MANY = 5000  # nodes; with more, a choice is looked for before anything else
-_FIRST_SHARE = 0.1  # of the time: for that choice
+_FIRST_SHARE = 0.25  # of the time: for a choice before anything else
 _NEARLY = 0.03  # of the limit: time points with less room than this in it get rows at once
 _FIRST_POINTS = 8  # as many as that
 
@@ -64,7 +63,7 @@ class ExactSolver:
         points: set[int] = set()
         if int(timeline.capacity.min()) < problem.usage_limit * _ROOMY:
             points.add(int(timeline.capacity.argmin()))
-        if len(problem.costs) > _MANY:
+        if len(problem.costs) > MANY:
             record.look_around(record.deadline.share(_FIRST_SHARE), rng)
             if record.choices is not None:
                 room = int(_NEARLY * problem.usage_limit)
