@@ -38,7 +38,7 @@ _SEARCH_WORK = 3.0  # of CP-SAT in its first try, in its own deterministic secon
 _EASY_FLOWS = 20_000  # linear programs up to this size are solved at once
 _ALL_ROUNDS = 10_000
 _MOST_WALKED = 100  # nodes for which a first choice is looked for on the network itself
-MANY = 5000
+MANY = 500
 """In problems of more nodes than this, a choice is looked for before anything else."""
 
 _LOCAL_AFTER = 64  # changes of the prices between the first local search and the next; doubled
