@@ -42,8 +42,8 @@ GOALS = (1.0, 0.85, 0.7)
 """Shares of the limit that prices are raised towards, one after another until a plan fits: prices
 grow with what exceeds the goal, and what exceeds a limit that is nearly met is next to nothing."""
 
-START_SHARE = 0.1
-"""Of the time: for a first choice that uses some mesh axes as one."""
+START_SHARE = 0.2
+"""Of the time, at most: for a first choice that uses some mesh axes as one."""
 
 START_GAP = 0.01
 """What is proved of that choice on its own problem is enough: the search on all axes goes on."""
