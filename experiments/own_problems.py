@@ -232,7 +232,7 @@ def table(rows: Sequence[Solved]) -> str:
     return "\n".join(lines)
 
 
-def document(rows: Sequence[Solved]) -> str:
+def document(rows: Sequence[Solved], time_limit_s: float) -> str:
     """The table as a page for ``docs/``."""
     return "\n\n".join(
         (
@@ -242,7 +242,8 @@ def document(rows: Sequence[Solved]) -> str:
             "process of its own. *Build* is the processor time until the solver is called, JAX's "
             "tracing included; *solve* is the solver's, on three axes with that of the problem "
             "that uses two of them as one. A limit is a share of what the unlimited solution "
-            "holds by the problem's own memory rows; *infeasible* is proved.",
+            "holds by the problem's own memory rows; *infeasible* is proved. Each row had "
+            f"{time_limit_s:g} s of wall clock.",
             f"Machine: {processor_name()}, {os.cpu_count()} cores, Python "
             f"{platform.python_version()}, jax {jax.__version__}.",
             table(rows),
@@ -298,8 +299,8 @@ def main(words: Sequence[str] | None = None) -> None:
             rows.append(Solved(**{**answer, "task": Task(**answer["task"])}))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
         if given.write is not None:  # after each, so that a run that is stopped leaves its rows
-            given.write.write_text(document(rows), encoding="utf-8")
-    print(json.dumps([asdict(r) for r in rows]) if given.json else document(rows))
+            given.write.write_text(document(rows, given.time_limit), encoding="utf-8")
+    print(json.dumps([asdict(r) for r in rows]) if given.json else document(rows, given.time_limit))
 
 
 if __name__ == "__main__":
