@@ -79,6 +79,8 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
       sums windows over the wrong elements where there is padding, and gives wrong values.
     - ``reduce`` that sums from another start than zero, the dimensions summed: every device starts
       from it, and XLA adds it once per device.
+    - ``reduce`` by ``and``, ``or`` or ``xor`` of integers, or ``xor`` of booleans, the dimensions
+      reduced: XLA:CPU has no such all-reduce and refuses the program.
     - ``cholesky`` and ``triangular_solve``, the matrix dimensions: XLA gathers them.
     - ``custom_call``, dimensions that not every operand and result has: only batch dimensions can
       be split (``xla.is_batch_partitionable``), others are gathered.
@@ -93,7 +95,7 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
         )
     if name == "stablehlo.convolution":
         return _whole_in_convolution(operation, operands, results)
-    if name == "stablehlo.reduce" and not _may_start_often(operation):
+    if name == "stablehlo.reduce" and (_is_bitwise(operation) or not _may_start_often(operation)):
         kept = {f for dim in results[0] for f in dim}
         return frozenset(f for dim in operands[0] for f in dim if f not in kept)
     if name in ("stablehlo.cholesky", "stablehlo.triangular_solve"):
@@ -106,6 +108,15 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
 
 
 _IDEMPOTENT = frozenset({"stablehlo.maximum", "stablehlo.minimum", "stablehlo.and", "stablehlo.or"})
+
+
+def _is_bitwise(operation: ir.Operation) -> bool:
+    """Whether a reduction is one of bits that no collective of XLA:CPU does."""
+    inner = operation.regions[0].blocks[0].operations[0].operation
+    boolean = str(ir.RankedTensorType(inner.results[0].type).element_type) == "i1"
+    return inner.name == "stablehlo.xor" or (
+        not boolean and inner.name in ("stablehlo.and", "stablehlo.or")
+    )
 
 
 def _may_start_often(operation: ir.Operation) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from autoshard import autoshard
 from autoshard.cost_models.compiled import read_compiled
 from tests.lowering import mesh_of
 
@@ -43,6 +44,28 @@ def test_a_sum_that_starts_from_five_counts_the_start_once_per_device() -> None:
 
     sharded = jax.jit(fn, in_shardings=placed("a"), out_shardings=placed())
     np.testing.assert_array_equal(sharded(x), np.full(8, 16 + 4 * 5))
+
+
+@pytest.mark.parametrize("method", [lax.bitwise_or, lax.bitwise_and, lax.bitwise_xor])
+def test_bits_of_integers_are_not_combined_across_devices(method: Any) -> None:
+    x = np.arange(128, dtype=np.int32).reshape(16, 8)
+
+    def fn(x: Any) -> Any:
+        return lax.reduce(x, np.int32(-1 if method is lax.bitwise_and else 0), method, (0,))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Unsupported reduction"):
+        jax.jit(fn, in_shardings=placed("a"), out_shardings=placed())(x)
+    ours = autoshard(fn, MESH, in_shardings=PartitionSpec("a"))
+    np.testing.assert_array_equal(ours(x), fn(x))
+
+
+def test_a_maximum_over_devices_forgets_nan() -> None:
+    """Known, and not avoided: columns without a NaN of their own are right."""
+    x = np.arange(128, dtype=np.float32).reshape(16, 8)
+    x[3, 1] = np.nan
+    largest = jax.jit(lambda x: x.max(0), in_shardings=placed("a"), out_shardings=placed())(x)
+    assert not np.isnan(largest).any()
+    np.testing.assert_array_equal(np.delete(largest, 1), np.delete(x.max(0), 1))
 
 
 def test_the_gradient_of_a_kernel_is_wrong_when_split_along_space() -> None:
