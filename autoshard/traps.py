@@ -95,7 +95,7 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
         )
     if name == "stablehlo.convolution":
         return _whole_in_convolution(operation, operands, results)
-    if name == "stablehlo.reduce" and (_is_bitwise(operation) or not _may_start_often(operation)):
+    if name == "stablehlo.reduce" and not _may_start_often(operation):
         kept = {f for dim in results[0] for f in dim}
         return frozenset(f for dim in operands[0] for f in dim if f not in kept)
     if name in ("stablehlo.cholesky", "stablehlo.triangular_solve"):
@@ -108,15 +108,6 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
 
 
 _IDEMPOTENT = frozenset({"stablehlo.maximum", "stablehlo.minimum", "stablehlo.and", "stablehlo.or"})
-
-
-def _is_bitwise(operation: ir.Operation) -> bool:
-    """Whether a reduction is one of bits that no collective of XLA:CPU does."""
-    inner = operation.regions[0].blocks[0].operations[0].operation
-    boolean = str(ir.RankedTensorType(inner.results[0].type).element_type) == "i1"
-    return inner.name == "stablehlo.xor" or (
-        not boolean and inner.name in ("stablehlo.and", "stablehlo.or")
-    )
 
 
 def _may_start_often(operation: ir.Operation) -> bool:
