@@ -108,7 +108,9 @@ def test_ops_are_matched_by_line_when_programs_differ() -> None:
     ]
     told = plans[0].diff(plans[1])
     assert not told.same_program
-    assert [c.name for c in told.changes if c.kind == "op"] == ["sine #0"]
+    ops = [c for c in told.changes if c.kind == "op"]  # the others may be sharded otherwise now
+    assert [c.name for c in ops if c.before is None] == ["sine #0"]
+    assert all(c.after is not None for c in ops)
 
 
 def test_a_plan_is_compared_with_plans_alone(plan: Plan) -> None:

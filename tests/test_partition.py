@@ -102,7 +102,8 @@ def test_a_sum_that_ends_scattered_is_one_reduce_scatter() -> None:
         cost_model=Simple(compiler="tpu"),
         partitioner="shardy",
     )
-    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    # Integers: floats that only a product reads are sent as bf16 on TPU, and gathering is cheaper.
+    x = np.random.default_rng(0).integers(-9, 9, (64, 64)).astype(np.int32)
     assert "stablehlo.reduce_scatter" in step.lower(x, x).as_text()
     assert_as_planned(step.validate(x, x, repeats=1), 1e-5)
 

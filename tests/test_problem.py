@@ -158,7 +158,7 @@ MISFITS: dict[str, tuple[Callable[[], Problem], str]] = {
     "edge float": (wrong(edge_costs=(np.array([[7.0], [8.0]]),)), "float64"),
     "far below": (wrong(costs=(np.array([-FORBIDDEN, 2]), np.array([3]))), "too far below zero"),
     "usage sum": (wrong(usages=(np.array([2**61, 0]), np.array([2**61]))), "larger unit"),
-    "limit": (wrong(usage_limit=2**62), "None for no limit"),
+    "limit": (wrong(usage_limit=2**62), "a smaller one, or none"),
 }
 
 

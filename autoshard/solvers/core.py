@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,15 @@ from autoshard.solvers.cpsat import excess, paid, solve_network
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.eliminate import Elimination, plan_elimination
 from autoshard.solvers.layout import scaled
-from autoshard.solvers.local_search import LocalSearch
 from autoshard.solvers.network import INF, Network
 from autoshard.solvers.polytope import MOST_FLOWS, Polytope
 from autoshard.solvers.reduce import reduce
 from autoshard.solvers.rows import Timeline, compact
 from autoshard.solvers.solution import Deadline, Progress
 from autoshard.solvers.walk import Walk, ball
+
+if TYPE_CHECKING:
+    from autoshard.solvers.local_search import LocalSearch
 
 _SWEEPS = 2  # of the bound between two changes of the prices
 _STEP = 0.3  # of the step that would close the gap if the bound were linear (Polyak's)
@@ -77,6 +80,8 @@ class Record:
 
     def look_around(self, deadline: Deadline, rng: np.random.Generator) -> None:
         """Search locally for better choices, all memory rows at once, from the best one known."""
+        from autoshard.solvers.local_search import LocalSearch  # brings numba, which takes time
+
         if self.local is None:
             self.local = LocalSearch.of(self.problem)
         start = None if self.choices is None or self.local.cost == self.cost else self.choices
