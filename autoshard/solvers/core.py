@@ -96,8 +96,7 @@ class Record:
             return False
         if (excess(net, states) > 0).any():
             return False
-        full = net.complete(states)
-        return self.offer_choices(tuple(full[node] for node in range(len(full))))
+        return self.offer_choices(net.choices(states))
 
     def offer_choices(self, choices: tuple[int, ...]) -> bool:
         """Take a choice if it is feasible and cheaper; says whether it was."""
@@ -242,8 +241,7 @@ class Search:
         net, record = self.net, self.record
         if paid(net, states) >= INF or (excess(net, states) > 0).any():
             return
-        full = net.complete(states)
-        choices = tuple(full[node] for node in range(len(full)))
+        choices = net.choices(states)
         if not record.offer_choices(choices) and self.timeline is not None:
             self.broken += self.timeline.broken(choices, _MOST_POINTS)
 
@@ -342,8 +340,7 @@ class Search:
 
     def _note_broken(self, states: dict[int, int]) -> None:
         """Note the time points that a choice breaks, if it keeps to those that have a row."""
-        full = self.net.complete(states)
-        choices = tuple(full[node] for node in range(len(full)))
+        choices = self.net.choices(states)
         assert self.timeline is not None
         over = self.timeline.excess(choices)
         if not (over[list(self.points)] > 0).any():

@@ -49,6 +49,5 @@ def marginals(
             return None
         value, run = ran
         if value < INF:
-            full = net.complete(run.best())
-            found[state] = tuple(full[n] for n in range(len(full)))
+            found[state] = net.choices(run.best())
     return found

@@ -121,6 +121,11 @@ class Network:
             undo(full)
         return full
 
+    def choices(self, states: dict[int, int]) -> tuple[int, ...]:
+        """One strategy per node of the problem, from states of those that are left."""
+        full = self.complete(states)
+        return tuple(full[node] for node in range(len(full)))
+
     def locate(self, choices: Sequence[int]) -> dict[int, int]:
         """The states nearest to a choice of the problem: its own where they are left."""
         states = {}

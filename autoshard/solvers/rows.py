@@ -91,17 +91,6 @@ class Timeline:
         compact(net)
 
 
-def add_memory(net: Network, problem: Problem) -> None:
-    """Give a network that no rule has touched yet all the memory rows of its problem.
-
-    Args:
-        net: Fresh from ``Network.of``.
-        problem: A problem with a usage limit.
-    """
-    timeline = Timeline.of(problem)
-    timeline.give(net, range(len(timeline.capacity)))
-
-
 def compact(net: Network) -> NDArray[np.intp]:
     """Drop rows that can't bind or that another implies, and states that fit no row.
 

@@ -15,7 +15,7 @@ from autoshard.solvers.eliminate import Elimination, plan_elimination
 from autoshard.solvers.network import INF, Network
 from autoshard.solvers.polytope import Polytope
 from autoshard.solvers.reduce import min_plus, reduce
-from autoshard.solvers.rows import add_memory
+from autoshard.solvers.rows import Timeline
 from autoshard.solvers.solution import Deadline
 from autoshard.solvers.walk import Walk, ball
 from tests.solvers.problems import dense, problems
@@ -36,7 +36,8 @@ def best_cost(problem: Problem) -> int:
 
 def limited_network(problem: Problem) -> Network:
     net = Network.of(problem)
-    add_memory(net, problem)
+    timeline = Timeline.of(problem)
+    timeline.give(net, range(len(timeline.capacity)))
     return net
 
 
