@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import InputError
+from autoshard.given import parse_bytes
 from autoshard.terminal import EXIT_NO_RESULT, check_folder, cpu_mesh, print_json, progress
 from autoshard.typed import (
     check_call,
     example,
     load_object,
     named_pin,
-    parse_bytes,
     parse_mesh,
     parse_spec,
     positions,

@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from autoshard.errors import InputError
+from autoshard.given import parse_bytes
 from autoshard.problem import Problem, load_problem
 from autoshard.solve_files import (
     front_chart,
@@ -40,7 +41,6 @@ from autoshard.solvers.hints import adapted
 from autoshard.solvers.pareto import Point, front
 from autoshard.solvers.watch import watch
 from autoshard.terminal import EXIT_NO_RESULT, check_folder, print_json
-from autoshard.typed import parse_bytes
 
 LONGEST_S = 1e6
 """Longest time that a solver may be asked to take [s]."""

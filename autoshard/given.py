@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InputError
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def whole_number(value: Any, what: str, *, least: int, fix: str) -> int:
@@ -74,6 +78,28 @@ def file_path(value: Any, what: str) -> Path:
     if path.is_dir():
         raise InputError(f"{what} is a folder", at=str(path), fix="give the path of a file in it")
     return path
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes as it is typed.
+
+    Raises:
+        InputError: It cannot be read.
+
+    Examples:
+        >>> parse_bytes("14GiB"), parse_bytes("1.5e9"), parse_bytes("512 MB")
+        (15032385536, 1500000000, 512000000)
+    """
+    match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([a-zA-Z]*)\s*", text)
+    try:
+        size = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+    except (ValueError, KeyError):
+        size = 0.0
+    if size < 1 or size == float("inf"):
+        raise InputError(
+            f"cannot read {text!r} as a number of bytes", fix="write it as in 14GiB, 512MB or 2e9"
+        )
+    return int(size)
 
 
 def _shown(value: Any) -> str:

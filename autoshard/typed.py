@@ -24,10 +24,6 @@ MAX_VIRTUAL_DEVICES = 512
 """More virtual CPU devices than this are taken for a slip of the pen."""
 
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-
-
 def parse_mesh(text: str, *, most: int = MAX_VIRTUAL_DEVICES) -> MeshShape:
     """A mesh as it is typed: ``data=4,model=2``.
 
@@ -217,25 +213,3 @@ def parse_spec(text: str) -> PartitionSpec:
 
 def _joined(match: re.Match[str]) -> str:
     return "*".join(part.strip() for part in match[1].split(",") if part.strip())
-
-
-def parse_bytes(text: str) -> int:
-    """A number of bytes as it is typed.
-
-    Raises:
-        InputError: It cannot be read.
-
-    Examples:
-        >>> parse_bytes("14GiB"), parse_bytes("1.5e9"), parse_bytes("512 MB")
-        (15032385536, 1500000000, 512000000)
-    """
-    match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([a-zA-Z]*)\s*", text)
-    try:
-        size = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
-    except (ValueError, KeyError):
-        size = 0.0
-    if size < 1 or size == float("inf"):
-        raise InputError(
-            f"cannot read {text!r} as a number of bytes", fix="write it as in 14GiB, 512MB or 2e9"
-        )
-    return int(size)

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 from autoshard import Plan
 from autoshard.cli import main
 from autoshard.errors import InputError
-from autoshard.typed import load_object, parse_bytes, parse_spec
+from autoshard.given import parse_bytes
+from autoshard.typed import load_object, parse_spec
 
 PROGRAM = """
 import jax

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "signature",
         "pins",
     ),
-    ("cost_models", "solvers", "passes"),
+    ("cost_models", "solvers"),
     (
         "reads",
         "branches",
@@ -75,6 +75,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("interpret", "moves"),
     ("unknown",),
     ("planner",),
+    ("passes",),
     ("validate", "report", "diff", "replan", "subject", "finding"),
     ("ahead",),
     ("question", "remedy"),
