@@ -209,7 +209,7 @@ def _simplify(block: ir.Block) -> bool:
     changed = False
     for op in reversed(list(block.operations)):
         operation = op.operation
-        if _is_dead(operation):
+        if is_dead(operation):
             operation.erase()
             continue
         if operation.name == MANUAL:
@@ -228,7 +228,7 @@ def _simplify(block: ir.Block) -> bool:
     return changed
 
 
-def _is_dead(operation: ir.Operation) -> bool:
+def is_dead(operation: ir.Operation) -> bool:
     """Whether nothing reads its results and it does nothing else."""
     return (
         operation.name not in TERMINATORS
@@ -301,7 +301,7 @@ def _without(operation: ir.Operation, gone: set[int]) -> ir.Operation:
         if loop:
             if number == 1:
                 for op in reversed(list(block.operations)):
-                    if _is_dead(op.operation):
+                    if is_dead(op.operation):
                         op.operation.erase()
             for k in sorted(gone, reverse=True):
                 block.erase_argument(k)

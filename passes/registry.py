@@ -32,6 +32,7 @@ from autoshard.passes.option_values import (
 
 BUILTINS: Mapping[str, str] = {
     "flatten-calls": "autoshard.passes.flatten_calls",
+    "fold-transpose": "autoshard.passes.fold_transpose",
 }
 """Pass name to the module that registers it, which is imported on first use."""
 
