@@ -1,0 +1,243 @@
+"""Patterns that make collectives cheaper: each gives what replaces the one result of an op.
+
+Those that move a collective past an op that moves or converts elements one by one are exact. Those
+that add up in another order agree within rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from jax.extend.mlir import ir
+
+from autoshard.passes.contraction import (
+    DOT,
+    TRANSPOSE,
+    maker_of,
+    permutation_of,
+    transposed,
+)
+from autoshard.passes.exchanges import (
+    Exchange,
+    Groups,
+    bits_of,
+    exchange_of,
+    exchanged,
+    per_device,
+)
+from autoshard.program import Value, shape_of
+
+Make = Callable[[], Value]
+"""Writes what replaces the one result of an op."""
+
+_MOVES = ("all_gather", "all_to_all", "permute")
+"""Collectives that only move elements."""
+
+
+def scatter_a_reduction(piece: ir.Operation) -> Make | None:
+    """``slice(all_reduce(x))`` -> ``reduce_scatter(x)``, where each device takes its own piece.
+
+    Where several devices of a group take the same piece, they add up what they got afterwards.
+    """
+    found = _sliced(piece, "all_reduce")
+    if found is None or not found[0].combiner:
+        return None
+    exchange, dim, starts = found
+    size = shape_of(piece.results[0])[dim]
+    pieces = shape_of(exchange.value)[dim] // size
+    same = exchange.devices // pieces
+    scattered: list[tuple[int, ...]] = []
+    shared: list[tuple[int, ...]] = []
+    for group in exchange.groups:
+        takers = [[d for d in group if starts[d] == k * size] for k in range(pieces)]
+        if any(len(t) != same for t in takers):
+            return None
+        scattered += [tuple(t[j] for t in takers) for j in range(same)]
+        shared += [tuple(t) for t in takers]
+    if pieces < 2:
+        return None
+
+    def make() -> Value:
+        (made,) = exchanged(
+            exchange,
+            piece,
+            [exchange.value],
+            name="stablehlo.reduce_scatter",
+            groups=tuple(scattered),
+            dim=dim,
+        )
+        if same > 1:
+            (made,) = exchanged(exchange, piece, [made], groups=tuple(shared))
+        return made
+
+    return make
+
+
+def forget_a_gather(piece: ir.Operation) -> Make | None:
+    """``slice(all_gather(x))`` -> ``x``, where each device takes what it gave."""
+    found = _sliced(piece, "all_gather")
+    if found is None or found[1] != found[0].dim:
+        return None
+    exchange, dim, starts = found
+    size = shape_of(exchange.value)[dim]
+    own = all(
+        starts[device] == k * size for group in exchange.groups for k, device in enumerate(group)
+    )
+    if not own or shape_of(piece.results[0])[dim] != size:
+        return None
+    return lambda: exchange.value
+
+
+def _sliced(piece: ir.Operation, kind: str) -> tuple[Exchange, int, list[int]] | None:
+    """The collective of which an op slices one dimension, that, and where on each device."""
+    if piece.name != "stablehlo.dynamic_slice":
+        return None
+    exchange = _read_once(piece.operands[0], piece)
+    if exchange is None or exchange.kind != kind or len(exchange.op.operands) != 1:
+        return None
+    whole, part = shape_of(piece.operands[0]), shape_of(piece.results[0])
+    dims = [d for d in range(len(whole)) if whole[d] != part[d]]
+    if len(dims) != 1 or whole[dims[0]] % part[dims[0]]:
+        return None
+    starts = per_device(piece.operands[1 + dims[0]], exchange.total)
+    if starts is None:
+        return None
+    top = whole[dims[0]] - part[dims[0]]
+    return exchange, dims[0], [min(max(int(n), 0), top) for n in starts]
+
+
+def widen_late(collective: ir.Operation) -> Make | None:
+    """``gather(convert(x))`` -> ``convert(gather(x))``, where ``x`` is narrower."""
+    exchange = exchange_of(collective)
+    if exchange is None or exchange.kind not in _MOVES or len(collective.operands) != 1:
+        return None
+    convert = maker_of(exchange.value)
+    if convert is None or convert.name != "stablehlo.convert" or not _narrows(convert, widens=True):
+        return None
+
+    def make() -> Value:
+        (made,) = exchanged(exchange, collective, [convert.operands[0]])
+        return _converted(convert, made, collective)
+
+    return make
+
+
+def narrow_early(convert: ir.Operation) -> Make | None:
+    """``convert(gather(x))`` -> ``gather(convert(x))``, where the result is narrower."""
+    if convert.name != "stablehlo.convert" or not _narrows(convert, widens=False):
+        return None
+    exchange = _read_once(convert.operands[0], convert)
+    if exchange is None or exchange.kind not in _MOVES or len(exchange.op.operands) != 1:
+        return None
+
+    def make() -> Value:
+        made = _converted(convert, exchange.value, convert)
+        return exchanged(exchange, convert, [made])[0]
+
+    return make
+
+
+def transpose_before_a_gather(transpose: ir.Operation) -> Make | None:
+    """``transpose(all_gather(x))`` -> ``all_gather(transpose(x))``: a piece is transposed.
+
+    Products take a transpose in for nothing, so where they read it, it stays with them.
+    """
+    if transpose.name != TRANSPOSE:
+        return None
+    exchange = _read_once(transpose.operands[0], transpose)
+    if exchange is None or exchange.kind != "all_gather" or len(exchange.op.operands) != 1:
+        return None
+    if all(use.owner.name == DOT for use in transpose.results[0].uses):
+        return None
+    moved = permutation_of(transpose)
+
+    def make() -> Value:
+        made = transposed(transpose, exchange.value, moved, transpose.location)
+        return exchanged(exchange, transpose, [made], dim=moved.index(exchange.dim))[0]
+
+    return make
+
+
+def transpose_after_a_scatter(collective: ir.Operation) -> Make | None:
+    """``reduce_scatter(transpose(x))`` -> ``transpose(reduce_scatter(x))``."""
+    exchange = exchange_of(collective)
+    if exchange is None or exchange.kind != "reduce_scatter" or not exchange.combiner:
+        return None
+    transpose = maker_of(exchange.value)
+    if transpose is None or transpose.name != TRANSPOSE:
+        return None
+    producer = maker_of(transpose.operands[0])
+    if producer is not None and producer.name == DOT:
+        return None  # which takes it in
+    moved = permutation_of(transpose)
+
+    def make() -> Value:
+        (made,) = exchanged(
+            exchange, collective, [transpose.operands[0]], dim=moved[exchange.dim]
+        )
+        return transposed(collective, made, moved, transpose.location)
+
+    return make
+
+
+def merge_sums(operation: ir.Operation) -> Make | None:
+    """``all_reduce(a) + all_reduce(b)`` -> ``all_reduce(a + b)``; reduce-scatters alike."""
+    if operation.name not in ("stablehlo.add", "stablehlo.subtract"):
+        return None
+    one, other = (_read_once(value, operation) for value in operation.operands)
+    if one is None or other is None or one.op == other.op:
+        return None
+    if not (one.is_sum and other.is_sum) or one.kind != other.kind or one.dim != other.dim:
+        return None
+    if len(one.op.operands) != 1 or len(other.op.operands) != 1:
+        return None
+    if one.groups != other.groups and not (
+        one.kind == "all_reduce" and _sets(one.groups) == _sets(other.groups)
+    ):
+        return None
+
+    def make() -> Value:
+        made = ir.Operation.create(
+            operation.name,
+            results=[one.value.type],
+            operands=[one.value, other.value],
+            loc=operation.location,
+            ip=ir.InsertionPoint(operation),
+        )
+        return exchanged(one, operation, [cast(Value, made.results[0])])[0]
+
+    return make
+
+
+def _sets(groups: Groups) -> set[frozenset[int]]:
+    return set(map(frozenset, groups))
+
+
+def _read_once(value: Value, reader: ir.Operation) -> Exchange | None:
+    """The collective that makes a value for one reader alone, in the reader's block."""
+    maker = maker_of(value)
+    if maker is None or maker.block != reader.block or len(list(value.uses)) != 1:
+        return None
+    return exchange_of(maker)
+
+
+def _narrows(convert: ir.Operation, *, widens: bool) -> bool:
+    before, after = (
+        bits_of(ir.RankedTensorType(v.type).element_type)
+        for v in (convert.operands[0], convert.results[0])
+    )
+    return before < after if widens else after < before
+
+
+def _converted(convert: ir.Operation, value: Value, before: ir.Operation) -> Value:
+    """A value converted like another, before an op."""
+    element = ir.RankedTensorType(convert.results[0].type).element_type
+    made = ir.Operation.create(
+        "stablehlo.convert",
+        results=[ir.RankedTensorType.get(list(shape_of(value)), element)],
+        operands=[value],
+        loc=convert.location,
+        ip=ir.InsertionPoint(before),
+    )
+    return cast(Value, made.results[0])

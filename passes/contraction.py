@@ -1,0 +1,345 @@
+"""Cheaper orders of products, and transposes that disappear into them.
+
+A tree of ``dot_general`` ops, each read once, with transposes between, is one einsum over its
+leaves. The order of contraction with the fewest operations is found exactly, by dynamic programming
+over subsets of the leaves (Chin, O'Hallaron 1975 for chains of matrices; here every einsum).
+Remaining transposes are folded into dimension numbers, which cost nothing.
+
+Sums are taken in another order: floating-point values agree within rounding, integers exactly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+from autoshard.program import Value, shape_of
+
+MAX_LEAVES = 9
+"""Factors of one product up to which every order is tried: 3^9 pairs of subsets."""
+
+DOT = "stablehlo.dot_general"
+TRANSPOSE = "stablehlo.transpose"
+
+Order = int | tuple["Order", "Order"]
+"""The number of a leaf, or two orders whose results are multiplied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Einsum:
+    """A tree of products as one einsum.
+
+    Attributes:
+        leaves: The factors.
+        labels: The labels of each factor's dimensions.
+        out: The labels of the result's dimensions.
+        sizes: Size of each label.
+        order: How the program multiplies them.
+        dots: The products it uses, the last one first.
+    """
+
+    leaves: tuple[Value, ...]
+    labels: tuple[tuple[int, ...], ...]
+    out: tuple[int, ...]
+    sizes: dict[int, int]
+    order: Order
+    dots: tuple[ir.Operation, ...]
+
+    def flops(self, order: Order) -> float:
+        """Operations of an order [FLOP]; a multiply-add counts two."""
+        return self._flops(order)[0]
+
+    def _flops(self, order: Order) -> tuple[float, frozenset[int]]:
+        if isinstance(order, int):
+            return 0.0, frozenset((order,))
+        (left_flops, left), (right_flops, right) = map(self._flops, order)
+        return left_flops + right_flops + self.pair_flops(left, right), left | right
+
+    def kept(self, members: frozenset[int]) -> frozenset[int]:
+        """Labels that the product of some leaves still has: those that are wanted elsewhere."""
+        inside = {n for k in members for n in self.labels[k]}
+        others = (n for k, ls in enumerate(self.labels) if k not in members for n in ls)
+        return frozenset(inside & {*others, *self.out})
+
+    def pair_flops(self, left: frozenset[int], right: frozenset[int]) -> float:
+        """Operations of multiplying the products of two sets of leaves [FLOP]."""
+        return 2.0 * math.prod(self.sizes[n] for n in self.kept(left) | self.kept(right))
+
+    def best(self) -> Order:
+        """The order with the fewest operations; the program's own if none has fewer."""
+        everything = range(len(self.leaves))
+        best: dict[frozenset[int], tuple[float, Order]] = {
+            frozenset((k,)): (0.0, k) for k in everything
+        }
+        for count in range(2, len(self.leaves) + 1):
+            for chosen in itertools.combinations(everything, count):
+                whole = frozenset(chosen)
+                best[whole] = min(
+                    (self._joined(best, whole, left) for left in _halves(chosen)),
+                    key=lambda found: found[0],
+                )
+        flops, order = best[frozenset(everything)]
+        return order if flops < self.flops(self.order) else self.order
+
+    def _joined(
+        self, best: dict[frozenset[int], tuple[float, Order]], whole: frozenset[int],
+        left: frozenset[int],
+    ) -> tuple[float, Order]:  # fmt: skip
+        right = whole - left
+        flops = best[left][0] + best[right][0] + self.pair_flops(left, right)
+        return flops, (best[left][1], best[right][1])
+
+
+def _halves(chosen: tuple[int, ...]) -> list[frozenset[int]]:
+    """The ways to part a set in two, each named by the part that holds its first member."""
+    first, rest = chosen[0], chosen[1:]
+    return [
+        frozenset((first, *more))
+        for count in range(len(rest))
+        for more in itertools.combinations(rest, count)
+    ]
+
+
+def einsum_of(root: ir.Operation, limit: int = MAX_LEAVES) -> Einsum | None:
+    """The einsum that ends in a product; None where it is part of a larger one, or of two factors.
+
+    Products are joined where nothing else reads the inner one and both compute alike: the same
+    element type throughout, the same precision and algorithm.
+    """
+    if root.name != DOT or not _is_plain(root) or _outer(root) is not None:
+        return None
+    counter = itertools.count()
+    sizes: dict[int, int] = {}
+    leaves: list[Value] = []
+    labels: list[tuple[int, ...]] = []
+    dots: list[ir.Operation] = []
+
+    def fresh(shape: Sequence[int]) -> tuple[int, ...]:
+        made = tuple(next(counter) for _ in shape)
+        sizes.update(zip(made, shape, strict=True))
+        return made
+
+    def expand(value: Value, named: tuple[int, ...], room: int) -> Order:
+        maker = maker_of(value)
+        inner = maker is not None and (maker == root or _is_read_once(value, root.block))
+        if maker is not None and inner and maker.name == TRANSPOSE:
+            moved = dict(zip(permutation_of(maker), named, strict=True))
+            behind = maker.operands[0]
+            if _joins(behind, root):
+                return expand(behind, tuple(moved[d] for d in range(len(named))), room)
+        if maker is not None and inner and room > 1 and (maker == root or _joins(value, root)):
+            dots.append(maker)
+            left, right = operand_labels(maker, named, fresh)
+            before = len(leaves)
+            first = expand(maker.operands[0], left, room - 1)
+            return first, expand(maker.operands[1], right, room - len(leaves) + before)
+        leaves.append(value)
+        labels.append(named)
+        return len(leaves) - 1
+
+    out = fresh(shape_of(root.results[0]))
+    order = expand(root.results[0], out, limit)
+    if len(leaves) < 3:
+        return None
+    return Einsum(tuple(leaves), tuple(labels), out, sizes, order, tuple(dots))
+
+
+def operand_labels(
+    dot: ir.Operation, out: Sequence[int], fresh: Callable[[Sequence[int]], tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Labels of a product's operands, given those of its result; summed ones are made anew."""
+    numbers = stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
+    batch = (list(numbers.lhs_batching_dimensions), list(numbers.rhs_batching_dimensions))
+    summed = (list(numbers.lhs_contracting_dimensions), list(numbers.rhs_contracting_dimensions))
+    lhs = shape_of(dot.operands[0])
+    named = fresh([lhs[d] for d in summed[0]])
+    rest = iter(out[len(batch[0]) :])
+    sides = []
+    for side, value in enumerate(dot.operands):
+        known = dict(zip(batch[side], out, strict=False)) | dict(
+            zip(summed[side], named, strict=True)
+        )
+        sides.append(
+            tuple(known[d] if d in known else next(rest) for d in range(len(shape_of(value))))
+        )
+    return sides[0], sides[1]
+
+
+def contract(einsum: Einsum, order: Order) -> Value:
+    """Write the products of an order before the last product of the program's own.
+
+    Returns:
+        The result, with its dimensions in the program's order.
+    """
+    root = einsum.dots[0]
+    location = ir.Location.fused([dot.location for dot in einsum.dots])
+
+    def write(order: Order) -> tuple[Value, tuple[int, ...], frozenset[int]]:
+        if isinstance(order, int):
+            return einsum.leaves[order], einsum.labels[order], frozenset((order,))
+        one, other = map(write, order)
+        if min(other[2]) < min(one[2]):
+            one, other = other, one
+        members = one[2] | other[2]
+        keep = einsum.kept(members)
+        made, labels = _product(root, location, one[:2], other[:2], keep)
+        if members == frozenset(range(len(einsum.leaves))) and labels != einsum.out:
+            swapped, other_labels = _product(root, location, other[:2], one[:2], keep)
+            if other_labels == einsum.out:
+                made, labels = swapped, other_labels
+        return made, labels, members
+
+    made, labels, _ = write(order)
+    if labels == einsum.out:
+        return made
+    return transposed(root, made, [labels.index(n) for n in einsum.out], location)
+
+
+def _product(
+    like: ir.Operation,
+    location: ir.Location,
+    one: tuple[Value, tuple[int, ...]],
+    other: tuple[Value, tuple[int, ...]],
+    keep: frozenset[int],
+) -> tuple[Value, tuple[int, ...]]:
+    """A product of two labelled values, computed like another; with the labels of the result."""
+    (lhs, left), (rhs, right) = one, other
+    batch = [n for n in left if n in right and n in keep]
+    summed = [n for n in left if n in right and n not in keep]
+    free = [n for n in (*left, *right) if n not in batch and n not in summed]
+    labels = (*batch, *free)
+    sizes = dict(zip(left, shape_of(lhs), strict=True)) | dict(
+        zip(right, shape_of(rhs), strict=True)
+    )
+    numbers = (
+        [left.index(n) for n in batch],
+        [right.index(n) for n in batch],
+        [left.index(n) for n in summed],
+        [right.index(n) for n in summed],
+    )
+    made = product(like, lhs, rhs, numbers, [sizes[n] for n in labels], location)
+    return made, labels
+
+
+def product(
+    like: ir.Operation,
+    lhs: Value,
+    rhs: Value,
+    numbers: Sequence[Sequence[int]],
+    shape: Sequence[int],
+    location: ir.Location | None = None,
+    before: ir.Operation | None = None,
+) -> Value:
+    """Write a ``dot_general`` with the precision of another.
+
+    Args:
+        like: The other, whose element type of the result is taken too.
+        lhs: First operand.
+        rhs: Second operand.
+        numbers: Batch dimensions of both operands, then summed dimensions of both.
+        shape: Sizes of the result.
+        location: Where it comes from; that of ``like`` by default.
+        before: What it is written before; ``like`` by default.
+    """
+    element = ir.RankedTensorType(like.results[0].type).element_type
+    attributes = {name: like.attributes[name] for name in map(str, like.attributes)}
+    attributes.pop("sdy.sharding", None)
+    attributes["dot_dimension_numbers"] = stablehlo.DotDimensionNumbers.get(
+        lhs_batching_dimensions=list(numbers[0]),
+        rhs_batching_dimensions=list(numbers[1]),
+        lhs_contracting_dimensions=list(numbers[2]),
+        rhs_contracting_dimensions=list(numbers[3]),
+    )
+    made = ir.Operation.create(
+        DOT,
+        results=[ir.RankedTensorType.get(list(shape), element)],
+        operands=[lhs, rhs],
+        attributes=attributes,
+        loc=location or like.location,
+        ip=ir.InsertionPoint(like if before is None else before),
+    )
+    return cast(Value, made.results[0])
+
+
+def transposed(
+    before: ir.Operation, value: Value, permutation: Sequence[int], location: ir.Location
+) -> Value:
+    """Write a transpose before an op: dimension ``d`` of the result is ``permutation[d]`` of it."""
+    shape = shape_of(value)
+    element = ir.RankedTensorType(value.type).element_type
+    made = ir.Operation.create(
+        TRANSPOSE,
+        results=[ir.RankedTensorType.get([shape[d] for d in permutation], element)],
+        operands=[value],
+        attributes={"permutation": ir.DenseI64ArrayAttr.get(list(permutation))},
+        loc=location,
+        ip=ir.InsertionPoint(before),
+    )
+    return cast(Value, made.results[0])
+
+
+def maker_of(value: Value) -> ir.Operation | None:
+    """The op that makes a value; None for what a block is given."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) else cast(ir.Operation, owner).operation
+
+
+def permutation_of(operation: ir.Operation) -> list[int]:
+    """Per dimension of a transpose's result, the operand's."""
+    return list(ir.DenseI64ArrayAttr(operation.attributes["permutation"]))
+
+
+def _is_read_once(value: Value, block: ir.Block) -> bool:
+    """Whether one op of the block reads a value, once, and nothing else does."""
+    uses = list(value.uses)
+    return len(uses) == 1 and uses[0].owner.operation.block == block
+
+
+def _is_plain(dot: ir.Operation) -> bool:
+    """Whether a product computes in the element type of its operands."""
+    types = [ir.RankedTensorType(v.type).element_type for v in (*dot.operands, *dot.results)]
+    return all(t == types[0] for t in types)
+
+
+def _joins(value: Value, root: ir.Operation) -> bool:
+    """Whether a value is a product, read once in the root's block, that computes like it."""
+    maker = maker_of(value)
+    return (
+        maker is not None
+        and maker.name == DOT
+        and maker.block == root.block
+        and _is_read_once(value, root.block)
+        and _computes_like(maker, root)
+    )
+
+
+def _computes_like(one: ir.Operation, other: ir.Operation) -> bool:
+    element = [ir.RankedTensorType(o.results[0].type).element_type for o in (one, other)]
+    return (
+        _is_plain(one)
+        and element[0] == element[1]
+        and all(
+            (name in one.attributes) == (name in other.attributes)
+            and (name not in one.attributes or one.attributes[name] == other.attributes[name])
+            for name in ("precision_config", "algorithm")
+        )
+    )
+
+
+def _outer(dot: ir.Operation) -> ir.Operation | None:
+    """The product of a larger tree that takes this one in."""
+    value = cast(Value, dot.results[0])
+    while _is_read_once(value, dot.block):
+        reader = next(iter(value.uses)).owner.operation
+        if reader.name == DOT:
+            return reader if _is_plain(reader) and _computes_like(dot, reader) else None
+        if reader.name != TRANSPOSE:
+            return None
+        value = cast(Value, reader.results[0])
+    return None

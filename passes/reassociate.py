@@ -1,0 +1,199 @@
+"""``reassociate``: cheaper orders of products, and transposes that disappear into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+from autoshard.passes.contraction import (
+    DOT,
+    TRANSPOSE,
+    maker_of,
+    permutation_of,
+    product,
+    transposed,
+)
+from autoshard.program import Value, shape_of
+
+Make = Callable[[], Value]
+"""Writes what replaces the one result of an op."""
+
+_UNARY = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        *("abs", "cbrt", "ceil", "convert", "cosine", "exponential", "exponential_minus_one"),
+        *("floor", "log", "log_plus_one", "logistic", "negate", "not", "rsqrt", "sign", "sine"),
+        *("sqrt", "tan", "tanh"),
+    )
+)
+_BINARY = frozenset(
+    f"stablehlo.{name}" for name in ("add", "divide", "maximum", "minimum", "multiply", "subtract")
+)
+
+
+def fold_operand(dot: ir.Operation) -> Make | None:
+    """``dot(transpose(x), y)`` -> ``dot(x, y)``, where that leaves the result's dimensions alone.
+
+    Batch and summed dimensions are named one by one, so only the order of the others matters.
+    """
+    if dot.name != DOT:
+        return None
+    for side, value in enumerate(dot.operands):
+        maker = maker_of(value)
+        if maker is None or maker.name != TRANSPOSE:
+            continue
+        moved = permutation_of(maker)
+        numbers = _numbers(dot)
+        bound = {*numbers[side], *numbers[2 + side]}
+        free = [moved[d] for d in range(len(moved)) if d not in bound]
+        if free != sorted(free):
+            continue
+        values = list(dot.operands)
+        values[side] = maker.operands[0]
+        for which in (side, 2 + side):
+            numbers[which] = [moved[d] for d in numbers[which]]
+        return lambda: product(
+            dot, values[0], values[1], numbers, shape_of(dot.results[0]), maker.location
+        )
+    return None
+
+
+def fold_result(transpose: ir.Operation) -> Make | None:
+    """``transpose(dot(x, y))`` -> ``dot(y, x)``, where the transpose swaps the operands' parts."""
+    if transpose.name != TRANSPOSE:
+        return None
+    dot = maker_of(transpose.operands[0])
+    if dot is None or dot.name != DOT or len(list(dot.results[0].uses)) != 1:
+        return None
+    if dot.block != transpose.block:
+        return None
+    numbers, moved = _numbers(dot), permutation_of(transpose)
+    batch = len(numbers[0])
+    left = len(shape_of(dot.operands[0])) - batch - len(numbers[2])
+    free = list(range(batch, len(moved)))
+    if sorted(moved[:batch]) != list(range(batch)):
+        return None
+    swapped = free[left:] + free[:left]
+    if moved[batch:] not in (swapped, free):
+        return None
+    for side in (0, 1):
+        numbers[side] = [numbers[side][d] for d in moved[:batch]]
+    values = list(dot.operands)
+    if moved[batch:] != free:
+        values.reverse()
+        numbers = [numbers[1], numbers[0], numbers[3], numbers[2]]
+    element = ir.RankedTensorType(dot.results[0].type).element_type
+    assert element == ir.RankedTensorType(transpose.results[0].type).element_type
+    return lambda: product(
+        dot, values[0], values[1], numbers, shape_of(transpose.results[0]), before=transpose
+    )
+
+
+def merge_transposes(outer: ir.Operation) -> Make | None:
+    """A transpose of a transpose is one; one that moves nothing is none."""
+    if outer.name != TRANSPOSE:
+        return None
+    moved = permutation_of(outer)
+    if moved == sorted(moved):
+        return lambda: outer.operands[0]
+    inner = maker_of(outer.operands[0])
+    if inner is None or inner.name != TRANSPOSE:
+        return None
+    first = permutation_of(inner)
+    both = [first[d] for d in moved]
+    return lambda: transposed(outer, inner.operands[0], both, outer.location)
+
+
+def sink_transpose(operation: ir.Operation) -> Make | None:
+    """``f(transpose(x))`` -> ``transpose(f(x))``, where products or transposes can take it in."""
+    if operation.name not in _UNARY | _BINARY or not _reaches_products(operation):
+        return None
+    makers = [maker_of(value) for value in operation.operands]
+    turned = [m for m in makers if m is not None and m.name == TRANSPOSE]
+    if not turned or any(permutation_of(t) != permutation_of(turned[0]) for t in turned):
+        return None
+    if any(len(list(t.results[0].uses)) > turned.count(t) for t in turned):
+        return None  # it stays for others to read, so nothing is gained
+    if any(m is None or not (m in turned or _is_splat(m)) for m in makers):
+        return None
+    moved, shape = permutation_of(turned[0]), shape_of(turned[0].operands[0])
+
+    def make() -> Value:
+        values = [
+            m.operands[0] if m.name == TRANSPOSE else _splat(m, shape, operation)
+            for m in makers
+            if m is not None
+        ]
+        element = ir.RankedTensorType(operation.results[0].type).element_type
+        made = ir.Operation.create(
+            operation.name,
+            results=[ir.RankedTensorType.get(list(shape), element)],
+            operands=values,
+            attributes={
+                name: operation.attributes[name]
+                for name in map(str, operation.attributes)
+                if name != "sdy.sharding"
+            },
+            loc=operation.location,
+            ip=ir.InsertionPoint(operation),
+        )
+        return transposed(operation, cast(Value, made.results[0]), moved, turned[0].location)
+
+    return make
+
+
+def _reaches_products(operation: ir.Operation, depth: int = 8) -> bool:
+    """Whether all that reads an op's result, through elementwise ops, can take a transpose in."""
+    uses = list(operation.results[0].uses)
+    return bool(uses) and all(
+        use.owner.name in (DOT, TRANSPOSE)
+        or (
+            depth > 0
+            and use.owner.name in _UNARY
+            and _reaches_products(use.owner.operation, depth - 1)
+        )
+        for use in uses
+    )
+
+
+def _is_splat(maker: ir.Operation) -> bool:
+    """Whether all elements of what an op makes are one scalar."""
+    if maker.name == "stablehlo.broadcast_in_dim":
+        return not shape_of(maker.operands[0])
+    return maker.name == "stablehlo.constant" and bool(
+        ir.DenseElementsAttr(maker.attributes["value"]).is_splat
+    )
+
+
+def _splat(maker: ir.Operation, shape: tuple[int, ...], before: ir.Operation) -> Value:
+    """The same scalar in another shape."""
+    element = ir.RankedTensorType(maker.results[0].type).element_type
+    kind = ir.RankedTensorType.get(list(shape), element)
+    attributes = {name: maker.attributes[name] for name in map(str, maker.attributes)}
+    attributes.pop("sdy.sharding", None)
+    if maker.name == "stablehlo.constant":
+        scalar = ir.DenseElementsAttr(attributes["value"]).get_splat_value()
+        attributes["value"] = ir.DenseElementsAttr.get_splat(kind, scalar)
+    made = ir.Operation.create(
+        maker.name,
+        results=[kind],
+        operands=list(maker.operands),
+        attributes=attributes,
+        loc=maker.location,
+        ip=ir.InsertionPoint(before),
+    )
+    return cast(Value, made.results[0])
+
+
+def _numbers(dot: ir.Operation) -> list[list[int]]:
+    """Batch dimensions of both operands, then summed dimensions of both."""
+    numbers = stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
+    return [
+        list(numbers.lhs_batching_dimensions),
+        list(numbers.rhs_batching_dimensions),
+        list(numbers.lhs_contracting_dimensions),
+        list(numbers.rhs_contracting_dimensions),
+    ]
