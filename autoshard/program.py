@@ -103,9 +103,14 @@ def normalize(module: ir.Module) -> None:
             function.erase()
     with module.context, ir.Location.unknown():
         passmanager.PassManager.parse("builtin.module(cse)").run(module.operation)
-        while _simplify(main_block(module)):
-            pass
+        remove_unread(main_block(module))
         carry_captures(main_block(module))
+
+
+def remove_unread(block: ir.Block) -> None:
+    """Remove what nothing reads, and what loops carry without need, until there is no more."""
+    while _simplify(block):
+        pass
 
 
 def walk(

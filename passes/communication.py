@@ -6,7 +6,6 @@ that add up in another order agree within rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 from jax.extend.mlir import ir
@@ -26,10 +25,8 @@ from autoshard.passes.exchanges import (
     exchanged,
     per_device,
 )
+from autoshard.passes.replacing import Make
 from autoshard.program import Value, shape_of
-
-Make = Callable[[], Value]
-"""Writes what replaces the one result of an op."""
 
 _MOVES = ("all_gather", "all_to_all", "permute")
 """Collectives that only move elements."""
@@ -173,9 +170,7 @@ def transpose_after_a_scatter(collective: ir.Operation) -> Make | None:
     moved = permutation_of(transpose)
 
     def make() -> Value:
-        (made,) = exchanged(
-            exchange, collective, [transpose.operands[0]], dim=moved[exchange.dim]
-        )
+        (made,) = exchanged(exchange, collective, [transpose.operands[0]], dim=moved[exchange.dim])
         return transposed(collective, made, moved, transpose.location)
 
     return make

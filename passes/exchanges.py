@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -52,12 +52,12 @@ class Exchange:
     @property
     def value(self) -> Value:
         """What is exchanged."""
-        return self.op.operands[0]
+        return cast(Value, self.op.operands[0])
 
     @property
     def result(self) -> Value:
         """What comes out."""
-        return self.op.results[0]
+        return cast(Value, self.op.results[0])
 
     @property
     def devices(self) -> int:
@@ -164,7 +164,7 @@ def executions(operation: ir.Operation) -> int:
     """How often an op runs in one call of the program."""
     times, around = 1, operation.parent
     while around is not None:
-        inside = cast(ir.Operation, around).operation
+        inside = around.operation
         if inside.name == "stablehlo.while":
             times *= trip_count(inside) or 1
         around = inside.parent
@@ -209,7 +209,7 @@ def per_device(value: Value, devices: int) -> NDArray[np.int64] | None:
         return None if number is None else np.full(devices, number)
     if name == "dynamic_slice":
         return _looked_up(maker, devices)
-    if name not in _SCALAR:
+    if name not in _SCALAR and name != "compare":
         return None
     operands = [per_device(operand, devices) for operand in maker.operands]
     if any(operand is None for operand in operands):
@@ -231,10 +231,9 @@ def _truncated(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.maximum(np.abs(b), 1)), np.int64)
 
 
-_SCALAR = {
+_SCALAR: dict[str, Callable[..., NDArray[np.int64]]] = {
     "add": lambda a, b: a + b,
     "clamp": lambda low, a, high: np.minimum(np.maximum(a, low), high),
-    "compare": None,
     "convert": lambda a: a,
     "divide": _truncated,
     "maximum": np.maximum,
@@ -315,9 +314,7 @@ def exchanged(
             shape[dim] //= len(groups[0])
         elif name == "stablehlo.all_to_all":
             shape = list(shape_of(like.result))
-        kinds.append(
-            ir.RankedTensorType.get(shape, ir.RankedTensorType(value.type).element_type)
-        )
+        kinds.append(ir.RankedTensorType.get(shape, ir.RankedTensorType(value.type).element_type))
     location = like.op.location if location is None else location
     made = ir.Operation.create(
         name,

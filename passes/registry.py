@@ -31,8 +31,10 @@ from autoshard.passes.option_values import (
 )
 
 BUILTINS: Mapping[str, str] = {
+    "collectives": "autoshard.passes.collectives",
     "flatten-calls": "autoshard.passes.flatten_calls",
     "fold-transpose": "autoshard.passes.fold_transpose",
+    "reassociate": "autoshard.passes.reassociate",
 }
 """Pass name to the module that registers it, which is imported on first use."""
 
