@@ -19,28 +19,28 @@ from autoshard.passes.communication import (
     widen_late,
 )
 from autoshard.passes.context import PassContext
-from autoshard.passes.exchanges import Traffic, exchange_of
+from autoshard.passes.driver import apply_patterns, blocks
+from autoshard.passes.exchanges import Traffic
 from autoshard.passes.loop_exchanges import accumulations, hoist, loops_of, sink
 from autoshard.passes.option_values import Bytes
 from autoshard.passes.registry import register_pass
-from autoshard.passes.replacing import Pattern, replace_all
 from autoshard.program import MANUAL, carry_captures, main_block, operations, remove_unread
 
-REPLACING: Mapping[str, Pattern] = {
-    "reduce-scatter": scatter_a_reduction,
-    "forget-gather": forget_a_gather,
-    "merge-sums": merge_sums,
-    "widen-late": widen_late,
-    "narrow-early": narrow_early,
-    "transpose-before-gather": transpose_before_a_gather,
-    "transpose-after-scatter": transpose_after_a_scatter,
-}
-"""Patterns that replace one value, by name."""
+REPLACING = (
+    scatter_a_reduction,
+    forget_a_gather,
+    merge_sums,
+    widen_late,
+    narrow_early,
+    transpose_before_a_gather,
+    transpose_after_a_scatter,
+)
+"""Patterns that replace one value."""
 
-BUCKET = Bytes(32 * 2**20)
+BUCKET = Bytes(2**20)
 """Bytes up to which small collectives are put together, unless something else is asked for."""
 
-PATTERNS = ("hoist", "sink", *REPLACING, "combine")
+PATTERNS = ("hoist", "sink", *(each.name for each in REPLACING), "combine")
 """All patterns, in the order in which they are tried."""
 
 
@@ -101,10 +101,9 @@ class Collectives:
         """Edit the module in place; publishes the :class:`Savings`."""
         before = Traffic.of(module)
         self._loops(module, context)
-        chosen = {name: pattern for name, pattern in REPLACING.items() if self._uses(name)}
-        replace_all(module, chosen, context)
+        apply_patterns(module, [each for each in REPLACING if self._uses(each.name)], context)
         if self.bucket and self._uses("combine"):
-            for block in _blocks(module):
+            for block in blocks(module):
                 combine(block, context.allow, self.bucket)
         counts = dict(context.rewrites.counts)
         context.publish("collectives", Savings(before, Traffic.of(module), counts))
@@ -142,12 +141,3 @@ def _bodies(module: ir.Module) -> Iterator[ir.Block]:
     manual = [o for o in operations(main_block(module)) if o.name == MANUAL]
     for operation in manual:
         yield operation.regions[0].blocks[0]
-
-
-def _blocks(module: ir.Module) -> list[ir.Block]:
-    """Blocks that hold a collective."""
-    found: dict[int, ir.Block] = {}
-    for operation in operations(main_block(module)):
-        if exchange_of(operation) is not None:
-            found.setdefault(hash(operation.block), operation.block)
-    return list(found.values())

@@ -10,13 +10,7 @@ from typing import cast
 
 from jax.extend.mlir import ir
 
-from autoshard.passes.contraction import (
-    DOT,
-    TRANSPOSE,
-    maker_of,
-    permutation_of,
-    transposed,
-)
+from autoshard.passes.contraction import DOT, TRANSPOSE, transposed
 from autoshard.passes.exchanges import (
     Exchange,
     Groups,
@@ -25,13 +19,16 @@ from autoshard.passes.exchanges import (
     exchanged,
     per_device,
 )
-from autoshard.passes.replacing import Make
+from autoshard.passes.fold_transpose import permutation_of
+from autoshard.passes.patterns import maker_of
+from autoshard.passes.replacing import Make, replacing
 from autoshard.program import Value, shape_of
 
-_MOVES = ("all_gather", "all_to_all", "permute")
+MOVES = ("stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.collective_permute")
 """Collectives that only move elements."""
 
 
+@replacing("reduce-scatter", "stablehlo.dynamic_slice")
 def scatter_a_reduction(piece: ir.Operation) -> Make | None:
     """``slice(all_reduce(x))`` -> ``reduce_scatter(x)``, where each device takes its own piece.
 
@@ -71,6 +68,7 @@ def scatter_a_reduction(piece: ir.Operation) -> Make | None:
     return make
 
 
+@replacing("forget-gather", "stablehlo.dynamic_slice")
 def forget_a_gather(piece: ir.Operation) -> Make | None:
     """``slice(all_gather(x))`` -> ``x``, where each device takes what it gave."""
     found = _sliced(piece, "all_gather")
@@ -88,8 +86,6 @@ def forget_a_gather(piece: ir.Operation) -> Make | None:
 
 def _sliced(piece: ir.Operation, kind: str) -> tuple[Exchange, int, list[int]] | None:
     """The collective of which an op slices one dimension, that, and where on each device."""
-    if piece.name != "stablehlo.dynamic_slice":
-        return None
     exchange = _read_once(piece.operands[0], piece)
     if exchange is None or exchange.kind != kind or len(exchange.op.operands) != 1:
         return None
@@ -104,10 +100,11 @@ def _sliced(piece: ir.Operation, kind: str) -> tuple[Exchange, int, list[int]] |
     return exchange, dims[0], [min(max(int(n), 0), top) for n in starts]
 
 
+@replacing("widen-late", *MOVES)
 def widen_late(collective: ir.Operation) -> Make | None:
     """``gather(convert(x))`` -> ``convert(gather(x))``, where ``x`` is narrower."""
     exchange = exchange_of(collective)
-    if exchange is None or exchange.kind not in _MOVES or len(collective.operands) != 1:
+    if exchange is None or exchange.op.name not in MOVES or len(collective.operands) != 1:
         return None
     convert = maker_of(exchange.value)
     if convert is None or convert.name != "stablehlo.convert" or not _narrows(convert, widens=True):
@@ -120,12 +117,13 @@ def widen_late(collective: ir.Operation) -> Make | None:
     return make
 
 
+@replacing("narrow-early", "stablehlo.convert")
 def narrow_early(convert: ir.Operation) -> Make | None:
     """``convert(gather(x))`` -> ``gather(convert(x))``, where the result is narrower."""
-    if convert.name != "stablehlo.convert" or not _narrows(convert, widens=False):
+    if not _narrows(convert, widens=False):
         return None
     exchange = _read_once(convert.operands[0], convert)
-    if exchange is None or exchange.kind not in _MOVES or len(exchange.op.operands) != 1:
+    if exchange is None or exchange.op.name not in MOVES or len(exchange.op.operands) != 1:
         return None
 
     def make() -> Value:
@@ -135,13 +133,12 @@ def narrow_early(convert: ir.Operation) -> Make | None:
     return make
 
 
+@replacing("transpose-before-gather", TRANSPOSE)
 def transpose_before_a_gather(transpose: ir.Operation) -> Make | None:
     """``transpose(all_gather(x))`` -> ``all_gather(transpose(x))``: a piece is transposed.
 
     Products take a transpose in for nothing, so where they read it, it stays with them.
     """
-    if transpose.name != TRANSPOSE:
-        return None
     exchange = _read_once(transpose.operands[0], transpose)
     if exchange is None or exchange.kind != "all_gather" or len(exchange.op.operands) != 1:
         return None
@@ -156,6 +153,7 @@ def transpose_before_a_gather(transpose: ir.Operation) -> Make | None:
     return make
 
 
+@replacing("transpose-after-scatter", "stablehlo.reduce_scatter")
 def transpose_after_a_scatter(collective: ir.Operation) -> Make | None:
     """``reduce_scatter(transpose(x))`` -> ``transpose(reduce_scatter(x))``."""
     exchange = exchange_of(collective)
@@ -176,10 +174,9 @@ def transpose_after_a_scatter(collective: ir.Operation) -> Make | None:
     return make
 
 
+@replacing("merge-sums", "stablehlo.add", "stablehlo.subtract")
 def merge_sums(operation: ir.Operation) -> Make | None:
     """``all_reduce(a) + all_reduce(b)`` -> ``all_reduce(a + b)``; reduce-scatters alike."""
-    if operation.name not in ("stablehlo.add", "stablehlo.subtract"):
-        return None
     one, other = (_read_once(value, operation) for value in operation.operands)
     if one is None or other is None or one.op == other.op:
         return None

@@ -19,6 +19,8 @@ from typing import cast
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
+from autoshard.passes.fold_transpose import permutation_of
+from autoshard.passes.patterns import maker_of
 from autoshard.program import Value, shape_of
 
 MAX_LEAVES = 9
@@ -282,17 +284,6 @@ def transposed(
         ip=ir.InsertionPoint(before),
     )
     return cast(Value, made.results[0])
-
-
-def maker_of(value: Value) -> ir.Operation | None:
-    """The op that makes a value; None for what a block is given."""
-    owner = value.owner
-    return None if isinstance(owner, ir.Block) else cast(ir.Operation, owner).operation
-
-
-def permutation_of(operation: ir.Operation) -> list[int]:
-    """Per dimension of a transpose's result, the operand's."""
-    return list(ir.DenseI64ArrayAttr(operation.attributes["permutation"]))
 
 
 def _is_read_once(value: Value, block: ir.Block) -> bool:

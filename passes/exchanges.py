@@ -233,7 +233,7 @@ def _truncated(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
 
 _SCALAR: dict[str, Callable[..., NDArray[np.int64]]] = {
     "add": lambda a, b: a + b,
-    "clamp": lambda low, a, high: np.minimum(np.maximum(a, low), high),
+    "clamp": lambda low, a, high: np.asarray(np.clip(a, low, high), np.int64),
     "convert": lambda a: a,
     "divide": _truncated,
     "maximum": np.maximum,

@@ -14,8 +14,8 @@ from typing import cast
 from jax.extend.mlir import ir
 
 from autoshard.counting import trip_count
-from autoshard.passes.contraction import maker_of
 from autoshard.passes.exchanges import Exchange, bits_of, exchange_of, exchanged, nbytes_of
+from autoshard.passes.patterns import maker_of
 from autoshard.program import Value, operations, shape_of, terminator
 
 WHILE = "stablehlo.while"

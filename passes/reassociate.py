@@ -14,13 +14,14 @@ from autoshard.passes.contraction import (
     TRANSPOSE,
     contract,
     einsum_of,
-    maker_of,
-    permutation_of,
     product,
     transposed,
 )
+from autoshard.passes.driver import apply_patterns
+from autoshard.passes.fold_transpose import PATTERNS, permutation_of
+from autoshard.passes.patterns import maker_of
 from autoshard.passes.registry import register_pass
-from autoshard.passes.replacing import Make, replace_all
+from autoshard.passes.replacing import Make, replacing
 from autoshard.program import Value, shape_of
 
 _UNARY = frozenset(
@@ -57,14 +58,13 @@ class Reassociate:
 
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Edit the module in place."""
-        if self.transposes:
-            replace_all(module, TRANSPOSES, context)
+        transposes = (*PATTERNS, fold_result, sink_transpose) if self.transposes else ()
+        apply_patterns(module, transposes, context)
         if self.products:
-            replace_all(module, {"order": reorder}, context)
-            if self.transposes:
-                replace_all(module, TRANSPOSES, context)
+            apply_patterns(module, (*transposes, reorder), context)
 
 
+@replacing("order", DOT)
 def reorder(dot: ir.Operation) -> Make | None:
     """The products that end in ``dot``, in the order with the fewest operations."""
     einsum = einsum_of(dot)
@@ -76,43 +76,15 @@ def reorder(dot: ir.Operation) -> Make | None:
     return lambda: contract(einsum, best)
 
 
-def fold_operand(dot: ir.Operation) -> Make | None:
-    """``dot(transpose(x), y)`` -> ``dot(x, y)``, where that leaves the result's dimensions alone.
-
-    Batch and summed dimensions are named one by one, so only the order of the others matters.
-    """
-    if dot.name != DOT:
-        return None
-    for side, value in enumerate(dot.operands):
-        maker = maker_of(value)
-        if maker is None or maker.name != TRANSPOSE:
-            continue
-        moved = permutation_of(maker)
-        numbers = _numbers(dot)
-        bound = {*numbers[side], *numbers[2 + side]}
-        free = [moved[d] for d in range(len(moved)) if d not in bound]
-        if free != sorted(free):
-            continue
-        values = list(dot.operands)
-        values[side] = maker.operands[0]
-        for which in (side, 2 + side):
-            numbers[which] = [moved[d] for d in numbers[which]]
-        return lambda: product(
-            dot, values[0], values[1], numbers, shape_of(dot.results[0]), maker.location
-        )
-    return None
-
-
+@replacing("fold-result", TRANSPOSE)
 def fold_result(transpose: ir.Operation) -> Make | None:
     """``transpose(dot(x, y))`` -> ``dot(y, x)``, where the transpose swaps the operands' parts."""
-    if transpose.name != TRANSPOSE:
-        return None
     dot = maker_of(transpose.operands[0])
     if dot is None or dot.name != DOT or len(list(dot.results[0].uses)) != 1:
         return None
     if dot.block != transpose.block:
         return None
-    numbers, moved = _numbers(dot), permutation_of(transpose)
+    numbers, moved = _numbers(dot), list(permutation_of(transpose))
     batch = len(numbers[0])
     left = len(shape_of(dot.operands[0])) - batch - len(numbers[2])
     free = list(range(batch, len(moved)))
@@ -134,24 +106,10 @@ def fold_result(transpose: ir.Operation) -> Make | None:
     )
 
 
-def merge_transposes(outer: ir.Operation) -> Make | None:
-    """A transpose of a transpose is one; one that moves nothing is none."""
-    if outer.name != TRANSPOSE:
-        return None
-    moved = permutation_of(outer)
-    if moved == sorted(moved):
-        return lambda: outer.operands[0]
-    inner = maker_of(outer.operands[0])
-    if inner is None or inner.name != TRANSPOSE:
-        return None
-    first = permutation_of(inner)
-    both = [first[d] for d in moved]
-    return lambda: transposed(outer, inner.operands[0], both, outer.location)
-
-
+@replacing("sink-transpose", *_UNARY, *_BINARY)
 def sink_transpose(operation: ir.Operation) -> Make | None:
     """``f(transpose(x))`` -> ``transpose(f(x))``, where products or transposes can take it in."""
-    if operation.name not in _UNARY | _BINARY or not _reaches_products(operation):
+    if not _reaches_products(operation):
         return None
     makers = [maker_of(value) for value in operation.operands]
     turned = [m for m in makers if m is not None and m.name == TRANSPOSE]
@@ -185,15 +143,6 @@ def sink_transpose(operation: ir.Operation) -> Make | None:
         return transposed(operation, cast(Value, made.results[0]), moved, turned[0].location)
 
     return make
-
-
-TRANSPOSES = {
-    "merge-transposes": merge_transposes,
-    "fold-operand": fold_operand,
-    "fold-result": fold_result,
-    "sink-transpose": sink_transpose,
-}
-"""Patterns that fold transposes, by name."""
 
 
 def _reaches_products(operation: ir.Operation, depth: int = 8) -> bool:

@@ -1,44 +1,34 @@
-"""Applies patterns that replace the one result of an op, until none applies."""
+"""Patterns that are found and written by one function, where finding takes more than a shape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 from jax.extend.mlir import ir
 
-from autoshard.passes.context import PassContext
-from autoshard.program import Value, main_block, operations, remove_unread
+from autoshard.passes.patterns import Builder, Match, Pattern, Value, op
 
 Make = Callable[[], Value]
 """Writes what replaces the one result of an op."""
 
-Pattern = Callable[[ir.Operation], Make | None]
+Find = Callable[[ir.Operation], Make | None]
 """Says what would replace the result of an op; None where it does not apply."""
 
-MAX_ROUNDS = 64
-"""Walks over the program at most; each pattern leaves less to do, so this is never reached."""
 
-
-def replace_all(module: ir.Module, patterns: Mapping[str, Pattern], context: PassContext) -> None:
-    """Apply patterns everywhere, loops and conditionals included.
+def replacing(name: str, *names: str) -> Callable[[Find], Pattern]:
+    """Make a function the pattern that looks at ops of some names.
 
     Args:
-        module: The program.
-        patterns: By name, the first that applies to an op first.
-        context: Asked before each replacement.
+        name: What its rewrites are counted under.
+        *names: The ops it looks at; any if none is given.
     """
-    for _ in range(MAX_ROUNDS):
-        changed = False
-        for operation in list(operations(main_block(module))):
-            if len(operation.results) != 1 or not any(True for _ in operation.results[0].uses):
-                continue
-            for name, pattern in patterns.items():
-                make = pattern(operation)
-                if make is None or not context.allow(name, operation):
-                    continue
-                operation.results[0].replace_all_uses_with(make())
-                changed = True
-                break
-        if not changed:
-            return
-        remove_unread(main_block(module))
+
+    def make(find: Find) -> Pattern:
+        def rewrite(match: Match, builder: Builder) -> Sequence[Value]:
+            made = find(match.root)
+            assert made is not None  # it was a moment ago
+            return [made()]
+
+        return Pattern(name, op(*names), rewrite, lambda match: find(match.root) is not None)
+
+    return make
