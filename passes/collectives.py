@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from jax.extend.mlir import ir
 
-from autoshard.errors import InputError
 from autoshard.passes.buckets import combine
 from autoshard.passes.communication import (
     forget_a_gather,
@@ -40,7 +40,18 @@ REPLACING = (
 BUCKET = Bytes(2**20)
 """Bytes up to which small collectives are put together, unless something else is asked for."""
 
-PATTERNS = ("hoist", "sink", *(each.name for each in REPLACING), "combine")
+PatternName = Literal[
+    "hoist",
+    "sink",
+    "reduce-scatter",
+    "forget-gather",
+    "merge-sums",
+    "widen-late",
+    "narrow-early",
+    "transpose-before-gather",
+    "transpose-after-scatter",
+    "combine",
+]
 """All patterns, in the order in which they are tried."""
 
 
@@ -88,14 +99,7 @@ class Collectives:
 
     bucket: Bytes = BUCKET
     held: Bytes | None = None
-    only: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.only if name not in PATTERNS]
-        if unknown:
-            raise InputError(
-                f"collectives has no pattern {unknown[0]!r}", fix=f"known: {', '.join(PATTERNS)}"
-            )
+    only: tuple[PatternName, ...] = ()
 
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Edit the module in place; publishes the :class:`Savings`."""

@@ -75,37 +75,39 @@ class Einsum:
 
     def best(self) -> Order:
         """The order with the fewest operations; the program's own if none has fewer."""
-        everything = range(len(self.leaves))
-        best: dict[frozenset[int], tuple[float, Order]] = {
-            frozenset((k,)): (0.0, k) for k in everything
-        }
-        for count in range(2, len(self.leaves) + 1):
-            for chosen in itertools.combinations(everything, count):
-                whole = frozenset(chosen)
-                best[whole] = min(
-                    (self._joined(best, whole, left) for left in _halves(chosen)),
-                    key=lambda found: found[0],
-                )
-        flops, order = best[frozenset(everything)]
+        count = len(self.leaves)
+        full = (1 << count) - 1
+        inside = [0] * (full + 1)  # per set of leaves, as bits: its labels, as bits
+        for members in range(1, full + 1):
+            lowest = (members & -members).bit_length() - 1
+            mine = sum(1 << n for n in set(self.labels[lowest]))
+            inside[members] = inside[members & (members - 1)] | mine
+        wanted = sum(1 << n for n in set(self.out))
+        kept = [inside[m] & (inside[full ^ m] | wanted) for m in range(full + 1)]
+        work: dict[int, float] = {}
+        best: list[tuple[float, Order]] = [(0.0, 0)] * (full + 1)
+        for members in range(1, full + 1):
+            if members & (members - 1) == 0:
+                best[members] = 0.0, members.bit_length() - 1
+                continue
+            lowest, found = members & -members, (math.inf, members)
+            part = (members - 1) & members
+            while part:
+                if part & lowest:
+                    other = members ^ part
+                    labels = kept[part] | kept[other]
+                    if labels not in work:
+                        work[labels] = 2.0 * math.prod(
+                            size for n, size in self.sizes.items() if labels >> n & 1
+                        )
+                    flops = best[part][0] + best[other][0] + work[labels]
+                    if flops < found[0]:
+                        found = flops, part
+                part = (part - 1) & members
+            left = found[1]
+            best[members] = found[0], (best[left][1], best[members ^ left][1])
+        flops, order = best[full]
         return order if flops < self.flops(self.order) else self.order
-
-    def _joined(
-        self, best: dict[frozenset[int], tuple[float, Order]], whole: frozenset[int],
-        left: frozenset[int],
-    ) -> tuple[float, Order]:  # fmt: skip
-        right = whole - left
-        flops = best[left][0] + best[right][0] + self.pair_flops(left, right)
-        return flops, (best[left][1], best[right][1])
-
-
-def _halves(chosen: tuple[int, ...]) -> list[frozenset[int]]:
-    """The ways to part a set in two, each named by the part that holds its first member."""
-    first, rest = chosen[0], chosen[1:]
-    return [
-        frozenset((first, *more))
-        for count in range(len(rest))
-        for more in itertools.combinations(rest, count)
-    ]
 
 
 def einsum_of(root: ir.Operation, limit: int = MAX_LEAVES) -> Einsum | None:

@@ -241,7 +241,7 @@ _SCALAR: dict[str, Callable[..., NDArray[np.int64]]] = {
     "multiply": lambda a, b: a * b,
     "remainder": lambda a, b: a - b * _truncated(a, b),
     "reshape": lambda a: a,
-    "select": lambda p, a, b: np.where(p != 0, a, b),
+    "select": lambda p, a, b: np.asarray(np.where(p != 0, a, b), np.int64),
     "subtract": lambda a, b: a - b,
 }
 

@@ -152,11 +152,19 @@ def _reaches_products(operation: ir.Operation, depth: int = 8) -> bool:
         use.owner.name in (DOT, TRANSPOSE)
         or (
             depth > 0
-            and use.owner.name in _UNARY
+            and _is_of_one_value(use.owner.operation)
             and _reaches_products(use.owner.operation, depth - 1)
         )
         for use in uses
     )
+
+
+def _is_of_one_value(operation: ir.Operation) -> bool:
+    """Whether an op is elementwise in one value; others may be the same number everywhere."""
+    if operation.name in _UNARY:
+        return True
+    makers = [maker_of(value) for value in operation.operands]
+    return operation.name in _BINARY and any(m is not None and _is_splat(m) for m in makers)
 
 
 def _is_splat(maker: ir.Operation) -> bool:
