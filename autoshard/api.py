@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any, overload
 
@@ -21,11 +21,14 @@ from autoshard.execute import Executable
 from autoshard.given import positive, whole_number
 from autoshard.inside import can_constrain, constrained, meshes_of
 from autoshard.partition import PARTITIONERS, Partitioner, partition, warn_of_fallback
+from autoshard.passes.keep_boundary import KeepBoundary
+from autoshard.passes.manager import run_pipeline
+from autoshard.passes.pipeline import Pipeline
+from autoshard.passes.shard import DEFAULT, Shard, around_sharder
 from autoshard.pins import Pins
 from autoshard.plan import Plan
 from autoshard.remesh import on_mesh
-from autoshard.rewrite import rewrite
-from autoshard.search import Options, mesh_shape, search
+from autoshard.search import Options, mesh_shape, pass_context, search
 from autoshard.signature import (
     Argnames,
     Argnums,
@@ -141,7 +144,7 @@ class Sharded:
         """Plan, and lower with the plan's shardings written into the module."""
         call = self._abstract(args, kwargs)
         key = call_key(self.convention, call)
-        return Lowered.of(self._traced_for(call, key), self._plan(call, key), self.partitioner)
+        return self._lowered(self._traced_for(call, key), self._plan(call, key))
 
     def compile(self, *args: Any, **kwargs: Any) -> Executable:
         """The executable that a call with such arguments runs; compiled once."""
@@ -205,14 +208,14 @@ class Sharded:
         key = call_key(self.convention, call)
         traced, plan = self._traced_for(call, key), self._plan(call, key)
         if is_planned(self.mesh):
-            lowered = Lowered.of(traced, plan, self.partitioner)
+            lowered = self._lowered(traced, plan)
             result = lowered.compile_ahead(full=full, say=say)
             return validate_ahead(plan, result, lowered.partitioner, lowered.fallback_reason)
         values = [call.leaves[i] for i in traced.signature.array_positions]
         abstract = any(isinstance(v, jax.ShapeDtypeStruct) for v in values)
         return validate(
             plan,
-            Lowered.of(traced, plan, self.partitioner).compile,
+            self._lowered(traced, plan).compile,
             None if abstract else values,
             repeats=repeats,
             budget_s=budget_s,
@@ -299,11 +302,14 @@ class Sharded:
                 self._plans[key] = search(traced, self.options, self._given)
             return self._plans[key]
 
+    def _lowered(self, traced: Traced, plan: Plan) -> Lowered:
+        return Lowered.of(traced, plan, self.partitioner, self.options)
+
     def _executable(self, call: Call, key: Hashable) -> Executable:
         with self._lock:
             if key not in self._executables:
                 traced, plan = self._traced_for(call, key), self._plan(call, key)
-                executable = Lowered.of(traced, plan, self.partitioner).compile()
+                executable = self._lowered(traced, plan).compile()
                 limit = self.options.memory_limit
                 if limit is not None and executable.peak_bytes > limit and self._given is None:
                     plan, executable = self._leaner(traced, plan, executable)
@@ -330,7 +336,7 @@ class Sharded:
                 break
             spent_s = tried.planning_s + leaner.planning_s
             tried = replace(leaner, memory_limit=limit, planning_s=spent_s)
-            compiled = Lowered.of(traced, tried, self.partitioner).compile()
+            compiled = self._lowered(traced, tried).compile()
             needed = compiled.peak_bytes
             if needed < executable.peak_bytes:
                 plan, executable = tried, compiled
@@ -350,6 +356,8 @@ class Lowered:
         lowered: The rewritten program as JAX holds it.
         partitioner: Who has written, or will write, the program of one device.
         fallback_reason: Why that is XLA although Shardy was asked for; else empty.
+        options: How the plan was searched for; its pipeline is what the program went through.
+        results: What the passes of the pipeline found out, by the names of the passes.
     """
 
     plan: Plan
@@ -357,18 +365,30 @@ class Lowered:
     lowered: jax.stages.Lowered
     partitioner: Partitioner = "xla"
     fallback_reason: str = ""
+    options: Options = field(default_factory=Options)
+    results: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, traced: Traced, plan: Plan, partitioner: Partitioner = "xla") -> Lowered:
-        """Lower afresh and write the plan into the module."""
+    def of(
+        cls,
+        traced: Traced,
+        plan: Plan,
+        partitioner: Partitioner = "xla",
+        options: Options | None = None,
+    ) -> Lowered:
+        """Lower afresh and run the pipeline, whose sharding pass writes the plan."""
+        options = Options() if options is None else options
         lowered = lower_with(traced, plan.argument_shardings, plan.result_shardings)
-        rewrite(module_of(lowered), plan)
+        context = pass_context(traced, options)
+        context.plan = plan
+        run_pipeline(options.pipeline, module_of(lowered), context, (KeepBoundary(),))
+        made = cls(plan, traced, lowered, partitioner, "", options, context.results)
         if partitioner == "shardy":
             try:
                 partition(module_of(lowered), plan)
             except UnsupportedError as error:
-                return cls(plan, traced, lowered, "xla", str(error))
-        return cls(plan, traced, lowered, partitioner)
+                return replace(made, partitioner="xla", fallback_reason=str(error))
+        return made
 
     def as_text(self) -> str:
         """The StableHLO module with its shardings."""
@@ -434,7 +454,8 @@ class Lowered:
             if used == "xla":
                 raise
             used, reason = "xla", f"XLA refuses the program of one device: {error}"
-            compiled = Lowered.of(self.traced, self.plan).lowered.compile()
+            again = Lowered.of(self.traced, self.plan, "xla", self.options)
+            compiled = again.lowered.compile()
         if reason:
             warn_of_fallback(self.traced.name, reason)
         program = on_mesh(compiled, results)
@@ -459,6 +480,7 @@ def autoshard(
     progress: Callable[[Progress], None] | None = None,
     plan: Plan | None = None,
     partitioner: Partitioner = "xla",
+    pipeline: str | Pipeline = DEFAULT,
 ) -> Sharded: ...
 
 
@@ -480,6 +502,7 @@ def autoshard(
     progress: Callable[[Progress], None] | None = None,
     plan: Plan | None = None,
     partitioner: Partitioner = "xla",
+    pipeline: str | Pipeline = DEFAULT,
 ) -> Callable[[Callable[..., Any]], Sharded]: ...
 
 
@@ -500,6 +523,7 @@ def autoshard(
     progress: Callable[[Progress], None] | None = None,
     plan: Plan | None = None,
     partitioner: Partitioner = "xla",
+    pipeline: str | Pipeline = DEFAULT,
 ) -> Sharded | Callable[[Callable[..., Any]], Sharded]:
     """Make ``fn`` run sharded over ``mesh``, with shardings that a solver chooses.
 
@@ -529,6 +553,9 @@ def autoshard(
         partitioner: Who writes the program of one device: ``"xla"`` reads the plan's shardings as
             annotations; with ``"shardy"`` Shardy's passes write it with exactly the plan's
             collectives, and it falls back to ``"xla"``, with a warning, where they cannot.
+        pipeline: The compiler passes that the program goes through, as text (see
+            ``autoshard opt --list``); one of them shards it. Those before it change the program
+            that is planned, those after it the program with its shardings.
 
     Returns:
         A :class:`Sharded` function.
@@ -536,9 +563,15 @@ def autoshard(
     Raises:
         InputError: A mesh, function or option that cannot be used.
     """
+    passes = Pipeline.of(pipeline)
+    _, sharder, _ = around_sharder(passes)
+    if isinstance(sharder, Shard):
+        memory_limit = _one_of("memory_limit", memory_limit, "memory", sharder.memory)
+        solver = _one_of("solver", solver, "solver", sharder.solver)
     options = Options(
-        in_shardings, out_shardings, memory_limit, cost_model, solver, time_limit_s, progress
-    )
+        in_shardings, out_shardings, memory_limit, cost_model, solver, time_limit_s, progress,
+        passes,
+    )  # fmt: skip
 
     if partitioner not in PARTITIONERS:
         raise InputError(
@@ -560,6 +593,16 @@ def autoshard(
         _checked_mesh(mesh)
         return wrap
     return wrap(fn)
+
+
+def _one_of(keyword: str, given: Any, option: str, written: Any) -> Any:
+    """What is given by keyword or written in the pipeline, which may not contradict each other."""
+    if given is not None and written is not None and given != written:
+        raise InputError(
+            f"{keyword}={given!r} is given, and the pipeline says shard{{{option}={written}}}",
+            fix="say it once",
+        )
+    return written if given is None else given
 
 
 def _checked_mesh(mesh: Any) -> Mesh:

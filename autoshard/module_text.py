@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from jax.extend.mlir import ir
 
 from autoshard.errors import InputError
 from autoshard.plan import Plan
 from autoshard.plan_parts import BoundaryPlan
-from autoshard.program import main_block
+from autoshard.program import is_token, main_block, terminator
 from autoshard.rewrite import mesh_symbol, rewrite, sharding_text
 
 _SUFFIXES = (".mlir", ".mlirbc")
@@ -84,3 +85,34 @@ def _attributes(
         ]
         told.append("{" + ", ".join(entries) + "}")
     return ir.Attribute.parse(f"[{', '.join(told)}]")
+
+
+def state_boundary(module: ir.Module, plan: Plan) -> None:
+    """Write a plan's shardings on those arguments and results of ``main`` that have none."""
+    with module.context, ir.Location.unknown():
+        symbol = mesh_symbol(module, plan)
+        block = main_block(module)
+        sides = (
+            ("arg_attrs", list(block.arguments), plan.arguments),
+            ("res_attrs", list(terminator(block).operands), plan.results),
+        )
+        for name, values, boundaries in sides:
+            _state(block.owner, name, values, boundaries, symbol)
+
+
+def _state(
+    function: Any, name: str, values: list[Any], boundaries: Sequence[BoundaryPlan], symbol: str
+) -> None:
+    given = [ir.DictAttr.get({})] * len(values)
+    if name in function.attributes:
+        given = list(map(ir.DictAttr, ir.ArrayAttr(function.attributes[name])))
+    left = iter(boundaries)
+    told = []
+    for value, attribute in zip(values, given, strict=True):
+        named = [attribute[k] for k in range(len(attribute))]
+        entries = {entry.name: entry.attr for entry in named}
+        if not is_token(value):
+            stated = ir.Attribute.parse(sharding_text(symbol, next(left).sharding))
+            entries.setdefault("sdy.sharding", stated)
+        told.append(ir.DictAttr.get(entries))
+    function.attributes[name] = ir.ArrayAttr.get(told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -15,8 +15,12 @@ from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InfeasibleError, InputError
 from autoshard.execute import Placement
 from autoshard.extract import extract
+from autoshard.passes.context import Boundaries, PassContext
+from autoshard.passes.keep_boundary import KeepBoundary
+from autoshard.passes.manager import run_pipeline
+from autoshard.passes.pipeline import Pipeline
+from autoshard.passes.shard import DEFAULT, around_sharder
 from autoshard.plan import Plan
-from autoshard.planner import plan_module
 from autoshard.program import Boundary, normalize
 from autoshard.shardings import (
     MeshShape,
@@ -42,6 +46,7 @@ class Options:
         solver: A solver or the name of one; None for the default.
         time_limit_s: Time the solver may take [s].
         progress: Called with signs of life from the solver.
+        pipeline: The passes that a program goes through, one of which shards it.
     """
 
     in_shardings: Any = None
@@ -51,6 +56,7 @@ class Options:
     solver: Any = None
     time_limit_s: float = 60.0
     progress: Callable[[Progress], None] | None = None
+    pipeline: Pipeline = field(default_factory=lambda: Pipeline.parse(DEFAULT))
 
 
 def search(traced: Traced, options: Options, given: Plan | None = None) -> Plan:
@@ -61,6 +67,34 @@ def search(traced: Traced, options: Options, given: Plan | None = None) -> Plan:
         options: How to search.
         given: A plan to use instead of searching; it is checked against the program.
     """
+    context = pass_context(traced, options)
+    module = module_of(lower_for_planning(traced))
+    before, sharder, _ = around_sharder(options.pipeline)
+    run_pipeline(before, module, context, (KeepBoundary(),))
+    if given is None:
+        plan = sharder.plan(module, context)
+    elif not isinstance(given, Plan):
+        raise InputError(
+            f"plan is a {type(given).__name__}, not a Plan",
+            fix="pass the result of .plan(...), or autoshard.Plan.load(path)",
+        )
+    else:
+        boundaries = context.boundaries_of(module)
+        plan = checked(
+            given,
+            module,
+            boundaries.arguments,
+            boundaries.results,
+            mesh_shape(traced.mesh),
+            ties=boundaries.ties,
+            memory_limit=options.memory_limit,
+        )
+    placement = Placement.of(traced, plan.argument_shardings, plan.result_shardings)
+    return replace(plan, placement=placement)
+
+
+def pass_context(traced: Traced, options: Options) -> PassContext:
+    """What the passes of the pipeline are told of a traced program and the caller's wishes."""
     signature, mesh = traced.signature, traced.mesh
     positional, _ = signature.fill(range(len(signature.arguments)), fixed=None)
     arguments = pins.resolve(
@@ -68,34 +102,19 @@ def search(traced: Traced, options: Options, given: Plan | None = None) -> Plan:
     )
     whole = traced.result_tree.fill(range(len(traced.results)), fixed=None)
     results = pins.resolve(options.out_shardings, traced.results, whole, mesh, "out_shardings")
-    program = (
-        module_of(lower_for_planning(traced)),
-        _boundaries(signature.arguments, arguments),
-        _boundaries(traced.results, results),
+    return PassContext(
+        mesh=mesh_shape(mesh),
+        cost_model=_cost_model(options.cost_model, mesh),
+        memory_limit=options.memory_limit,
+        boundaries=Boundaries(
+            _boundaries(signature.arguments, arguments),
+            _boundaries(traced.results, results),
+            tuple(ties(signature.arguments, traced.results)),
+        ),
+        solver=options.solver,
+        time_limit_s=options.time_limit_s,
+        progress=options.progress,
     )
-    tied = ties(signature.arguments, traced.results)
-    if given is None:
-        plan = plan_module(
-            *program,
-            mesh_shape(mesh),
-            ties=tied,
-            memory_limit=options.memory_limit,
-            cost_model=_cost_model(options.cost_model, mesh),
-            solver=options.solver,
-            time_limit_s=options.time_limit_s,
-            progress=options.progress,
-        )
-    elif not isinstance(given, Plan):
-        raise InputError(
-            f"plan is a {type(given).__name__}, not a Plan",
-            fix="pass the result of .plan(...), or autoshard.Plan.load(path)",
-        )
-    else:
-        plan = checked(
-            given, *program, mesh_shape(mesh), ties=tied, memory_limit=options.memory_limit
-        )
-    placement = Placement.of(traced, plan.argument_shardings, plan.result_shardings)
-    return replace(plan, placement=placement)
 
 
 def checked(

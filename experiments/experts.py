@@ -22,10 +22,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from autoshard.experiments.arrays import ArraySpec, PyTree
+from autoshard.passes.logical_axes import Rules, sharding_by_rules
 from autoshard.shardings import MeshShape, Sharding, to_partition_spec
-
-Rules = Mapping[str, tuple[str, ...]]
-"""From a logical axis to the mesh axes that split it, major to minor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,26 +168,9 @@ DLRM_RULES: Mapping[str, Callable[[Roles], Rules]] = {
 def sharding_of(spec: ArraySpec, rules: Rules, mesh: MeshShape) -> Sharding:
     """The sharding that ``rules`` give one array.
 
-    A mesh axis is used once in an array: the first rule to claim it wins (in order of the rules,
-    as they rank their claims, not of the dimensions). A dimension takes the longest run of its mesh
-    axes that divides it, so one that no axis divides stays whole.
-
-    Examples:
-        >>> mesh = MeshShape(("data", "model"), (4, 2))
-        >>> sharding_of(ArraySpec((6, 8), ("kv_heads", "embed")),
-        ...             {"kv_heads": ("data", "model"), "embed": ("model",)}, mesh)
-        ((), ('model',))
+    See :func:`autoshard.passes.logical_axes.sharding_by_rules`.
     """
-    chosen: list[tuple[str, ...]] = [()] * len(spec.shape)
-    taken: set[str] = set()
-    for name, wanted in rules.items():
-        for dim in (d for d, axis in enumerate(spec.axes) if axis == name):
-            free = tuple(axis for axis in wanted if axis not in taken)
-            while free and spec.shape[dim] % mesh.size(free):
-                free = free[:-1]
-            chosen[dim] = free
-            taken.update(free)
-    return tuple(chosen)
+    return sharding_by_rules(spec.shape, spec.axes, rules, mesh)
 
 
 def mesh_shape(mesh: Mesh | AbstractMesh | MeshShape) -> MeshShape:

@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 
 from autoshard.cost_models.protocol import CostModel
 from autoshard.errors import InputError
+from autoshard.plan import Plan
 from autoshard.program import Boundary, arrays, main_block, source_of, terminator
 from autoshard.shardings import MeshShape
 from autoshard.solvers import Progress
@@ -113,6 +114,7 @@ class PassContext:
         solver: A solver or the name of one, for passes that solve; None for the default.
         time_limit_s: Time that a solver may take [s].
         progress: Called with signs of life from a solver.
+        plan: A plan to write into the module; None: the sharding pass makes one.
         results: What passes found out for the caller, by pass name.
     """
 
@@ -125,6 +127,7 @@ class PassContext:
     solver: Any = None
     time_limit_s: float = 60.0
     progress: Callable[[Progress], None] | None = None
+    plan: Plan | None = None
     results: dict[str, Any] = field(default_factory=dict)
 
     def allow(self, pattern: str, op: ir.Operation) -> bool:

@@ -35,6 +35,8 @@ BUILTINS: Mapping[str, str] = {
     "flatten-calls": "autoshard.passes.flatten_calls",
     "fold-transpose": "autoshard.passes.fold_transpose",
     "reassociate": "autoshard.passes.reassociate",
+    "shard": "autoshard.passes.shard",
+    "shard-expert": "autoshard.passes.shard",
 }
 """Pass name to the module that registers it, which is imported on first use."""
 
