@@ -28,6 +28,7 @@ from autoshard.reshard import layouts
 from autoshard.solvers import Progress, Solution, Solver, Status
 from autoshard.solvers.checked import Checked
 from autoshard.solvers.exact import ExactSolver
+from autoshard.solvers.solution import prepare
 
 RAISES = 10
 """How often prices are raised at most."""
@@ -129,6 +130,7 @@ class Search:
         """
         if self.limit is not None and certain_bytes(self.graph, self.priced) > self.limit:
             raise self._too_large(self.limit, None)
+        prepare(self.solver, self.priced.problem)
         deadline = time.perf_counter() + self.time_limit_s
         free = replace(self.priced.problem, usage_limit=None)
         # Under a limit the plan without one is only where the search starts from.

@@ -165,29 +165,25 @@ def validate_problem(problem: Problem) -> None:
         f"{len(problem.names)} names for {count} nodes",
         fix="give one name per node, or none",
     )
+    whole = np.dtype(np.int64)
     for node, (cost, usage) in enumerate(zip(problem.costs, problem.usages, strict=True)):
-        at = problem.name(node)
+        if cost.ndim != 1 or not len(cost) or usage.shape != cost.shape:
+            raise _misfit(cost, usage, at=problem.name(node))
+        if cost.dtype != whole or usage.dtype != whole:
+            _check_dtypes(cost, usage, at=problem.name(node))
+    if count:
+        at = np.cumsum([0, *map(len, problem.costs[:-1])])
+        lowest = np.minimum.reduceat(np.concatenate(problem.costs), at)
+        _check_size(lowest, at=problem.name(int(lowest.argmin())))
+        usages = np.concatenate(problem.usages)
+        most, least = np.maximum.reduceat(usages, at), np.minimum.reduceat(usages, at)
+        used = sum(max(high, -low) for high, low in zip(most.tolist(), least.tolist(), strict=True))
         _check(
-            cost.ndim == 1 and len(cost) > 0,
-            f"costs have shape {cost.shape}",
-            at=at,
-            fix="give each node a vector with at least one strategy",
+            used < 2**62,
+            f"usages add up to {used}, which does not fit 64 bits",
+            fix="count usages in a larger unit",
         )
-        _check(
-            usage.shape == cost.shape,
-            f"usages have shape {usage.shape}, costs {cost.shape}",
-            at=at,
-            fix="give one usage per strategy",
-        )
-        _check_dtypes(cost, usage, at=at)
-        _check_size(cost, at=at)
     _check_edges(problem)
-    used = sum(max(int(usage.max()), -int(usage.min())) for usage in problem.usages)
-    _check(
-        used < 2**62,
-        f"usages add up to {used}, which does not fit 64 bits",
-        fix="count usages in a larger unit",
-    )
     late = max(map(abs, problem.intervals.ravel().tolist()), default=0)
     _check(
         late < 2**62,
@@ -355,6 +351,21 @@ def _check_size(costs: NDArray[np.int64], *, at: str) -> None:
         )
 
 
+def _misfit(cost: NDArray[np.int64], usage: NDArray[np.int64], *, at: str) -> InputError:
+    """What is wrong with the shapes of a node's vectors."""
+    if cost.ndim != 1 or not len(cost):
+        return InputError(
+            f"costs have shape {cost.shape}",
+            at=at,
+            fix="give each node a vector with at least one strategy",
+        )
+    return InputError(
+        f"usages have shape {usage.shape}, costs {cost.shape}",
+        at=at,
+        fix="give one usage per strategy",
+    )
+
+
 def _check_edges(problem: Problem) -> None:
     count, edges = len(problem.costs), problem.edges
     _check(
@@ -362,6 +373,7 @@ def _check_edges(problem: Problem) -> None:
         f"edges have shape {edges.shape} for {len(problem.edge_costs)} edge matrices",
         fix="give an int64 array of shape (E, 2), with E matrices",
     )
+    sizes = [len(cost) for cost in problem.costs]
     seen: set[int] = set()
     for (i, j), matrix in zip(edges.tolist(), problem.edge_costs, strict=True):
         if not (0 <= i < count and 0 <= j < count):
@@ -370,10 +382,9 @@ def _check_edges(problem: Problem) -> None:
                 at=f"edge ({i}, {j})",
                 fix=f"number nodes from 0 to {count - 1}",
             )
-        want = (len(problem.costs[i]), len(problem.costs[j]))
-        if matrix.shape != want:
+        if matrix.shape != (sizes[i], sizes[j]):
             raise InputError(
-                f"the matrix has shape {matrix.shape}, the strategies {want}",
+                f"the matrix has shape {matrix.shape}, the strategies {(sizes[i], sizes[j])}",
                 at=f"edge ({i}, {j})",
                 fix="give one row per strategy of the first node, one column per one of the second",
             )

@@ -27,8 +27,11 @@ INSTANCES = Path(__file__).parent / "instances"
 DEFAULT_LIMIT_S = 60.0
 """Time for a case whose own is not known [s]."""
 
+USABLE = 0.1
+"""Within this fraction of its final cost a choice is called usable."""
+
 NEAR = 0.01
-"""Within this fraction of its final cost a choice is called near."""
+"""Within this fraction it is called near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Row:
         gap: Of the answer, as a fraction of the cost.
         first_s: Seconds until the first feasible choice [s].
         first_cost: What it cost.
+        usable_s: Seconds until a choice within 10% of the answer's cost [s].
         near_s: Seconds until a choice within 1% of the answer's cost [s].
         seconds: Until the solver ended [s].
         reading_s: Of reading the file [s].
@@ -88,6 +92,7 @@ class Row:
     gap: float | None = None
     first_s: float | None = None
     first_cost: int | None = None
+    usable_s: float | None = None
     near_s: float | None = None
     seconds: float | None = None
     reading_s: float | None = None
@@ -164,7 +169,6 @@ def bench(
             yield Row(*about, "ERROR", run["error"], **known)
             continue
         costs = [(m["seconds"], m["cost"]) for m in run["timeline"] if m["cost"] is not None]
-        most = None if run["cost"] is None else run["cost"] + NEAR * abs(run["cost"])
         yield Row(
             *about,
             status=run["status"],
@@ -173,7 +177,8 @@ def bench(
             gap=run["gap"],
             first_s=costs[0][0] if costs else None,
             first_cost=costs[0][1] if costs else None,
-            near_s=next((s for s, c in costs if most is not None and c <= most), None),
+            usable_s=_within(USABLE, run["cost"], costs),
+            near_s=_within(NEAR, run["cost"], costs),
             seconds=run["seconds"],
             reading_s=run["reading_s"],
             peak_rss_bytes=run["peak_rss_bytes"],
@@ -186,7 +191,7 @@ def bench(
 
 HEAD = (
     "problem", "nodes", "edges", "limit [s]", "cost", "at least", "gap", "to the best known",
-    "first [s]", "first cost", "within 1% [s]", "time [s]", "memory [MiB]",
+    "first [s]", "first cost", "within 10% [s]", "within 1% [s]", "time [s]", "memory [MiB]",
 )  # fmt: skip
 """Columns of the table."""
 
@@ -205,6 +210,7 @@ def cells(row: Row) -> list[str]:
         against(row),
         _seconds(row.first_s),
         _above(row.first_cost, row.cost),
+        _seconds(row.usable_s),
         _seconds(row.near_s),
         _seconds(row.seconds) + (" overdue" if row.overdue else ""),
         "-" if row.peak_rss_bytes is None else f"{row.peak_rss_bytes / 2**20:,.0f}",
@@ -282,6 +288,13 @@ def _least(exact: int | None, rounded: int | None) -> int | None:
     if exact is None or rounded is None:
         return rounded if exact is None else exact
     return rounded if rounded < exact * (1 - 5e-9) else exact
+
+
+def _within(part: float, final: int | None, costs: Sequence[tuple[float, int]]) -> float | None:
+    """When a cost was at most this fraction above the final one first [s]."""
+    if final is None:
+        return None
+    return next((s for s, cost in costs if cost <= final + part * abs(final)), None)
 
 
 def _seconds(value: float | None) -> str:

@@ -20,7 +20,9 @@ from autoshard.problem import Problem, evaluate
 from autoshard.solvers.cpsat import excess, paid, solve_network
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.eliminate import Elimination, plan_elimination
+from autoshard.solvers.kernels import load_kernels
 from autoshard.solvers.layout import scaled
+from autoshard.solvers.memory import least_cost
 from autoshard.solvers.network import INF, Network
 from autoshard.solvers.polytope import MOST_FLOWS, Polytope
 from autoshard.solvers.reduce import reduce
@@ -78,16 +80,33 @@ class Record:
     bound: int | None = None
     local: LocalSearch | None = None
 
-    def look_around(self, deadline: Deadline, rng: np.random.Generator) -> None:
-        """Search locally for better choices, all memory rows at once, from the best one known."""
+    def load_kernels(self) -> None:
+        """Have what is compiled at hand; the time that takes is not counted."""
+        begun = self.deadline.spent_s
+        load_kernels()
+        self.deadline = self.deadline.put_off(self.deadline.spent_s - begun)
+
+    def look_around(self, share: float, rng: np.random.Generator) -> None:
+        """Search locally for better choices, all memory rows at once, from the best one known.
+
+        Args:
+            share: Of the time left.
+            rng: See ``LocalSearch.improve``.
+        """
         from autoshard.solvers.local_search import LocalSearch  # brings numba, which takes time
 
+        self.load_kernels()
+        deadline = self.deadline.share(share)
         if self.local is None:
-            self.local = LocalSearch.of(self.problem)
+            self.local = LocalSearch.of(self.problem, self._found)
         start = None if self.choices is None or self.local.cost == self.cost else self.choices
-        found = self.local.improve(start, deadline, rng, rounds=1)
-        if found is not None:
-            self.offer_choices(found)
+        self.local.improve(start, deadline, rng, rounds=1)
+
+    def _found(self, choices: tuple[int, ...], cost: int) -> None:
+        """Take a feasible choice if it is cheaper, and tell at once."""
+        if self.cost is None or cost < self.cost:
+            self.take(choices, cost)
+            self.say("searching", len(choices), least_cost(self.problem))
 
     def offer(self, net: Network, states: dict[int, int]) -> bool:
         """Take a choice on a network if it is feasible and cheaper; says whether it was."""
@@ -103,9 +122,13 @@ class Record:
         found = evaluate(self.problem, choices)
         if not found.feasible or (self.cost is not None and found.cost >= self.cost):
             return False
-        self.choices, self.cost = choices, found.cost
-        self._stop_if_close()
+        self.take(choices, found.cost)
         return True
+
+    def take(self, choices: tuple[int, ...], cost: int) -> None:
+        """Make a feasible choice of this cost the best one known."""
+        self.choices, self.cost = choices, cost
+        self._stop_if_close()
 
     def raise_bound(self, bound: int) -> None:
         """Note a bound on every choice cheaper than the best known."""
@@ -125,12 +148,18 @@ class Record:
         """The best choice is proved best."""
         return self.cost is not None and self.bound is not None and self.bound >= self.cost
 
-    def say(self, stage: str, net: Network) -> None:
-        """Give a sign of life."""
+    def say(self, stage: str, left: int, bound: int) -> None:
+        """Give a sign of life.
+
+        Args:
+            stage: What is being done.
+            left: Nodes that are undecided.
+            bound: Proved of every choice, should nothing better be known.
+        """
         if self.tell is not None:
-            bound = net.offset if self.bound is None else self.bound
+            bound = bound if self.bound is None else self.bound
             spent = self.deadline.spent_s
-            self.tell(Progress(stage, spent, self.cost, bound, len(net.costs), self.choices))
+            self.tell(Progress(stage, spent, self.cost, bound, left, self.choices))
 
 
 @dataclass(slots=True)
@@ -181,6 +210,7 @@ class Search:
                 self._start()
                 if record.deadline.left_s <= 0:
                     return False
+                record.load_kernels()
                 dual = Dual.of(net)
                 closed = self._relax(dual)
             else:
@@ -203,7 +233,7 @@ class Search:
             if self.broken:
                 return False
             if self.timeline is not None:
-                record.look_around(record.deadline.share(_LOCAL_SHARE), self.rng)
+                record.look_around(_LOCAL_SHARE, self.rng)
             effort *= 2
         return net.impossible
 
@@ -219,7 +249,7 @@ class Search:
             if self._prunable(dual) > _WORTHWHILE:
                 return False
         if model.columns <= MOST_FLOWS:
-            record.say("relaxing", net)
+            self._say("relaxing")
             found = model.relax(record.deadline.share(_RELAX_SHARE))
         if found is None or not dual.install(found.prices, found.messages):
             return self._raise_bound(dual, 1)
@@ -236,6 +266,10 @@ class Search:
             self._improve(dual.named(dual.decode()), dual)
         return record.closed
 
+    def _say(self, stage: str) -> None:
+        """Give a sign of life."""
+        self.record.say(stage, len(self.net.costs), self.net.offset)
+
     def _offer(self, states: dict[int, int]) -> None:
         """Take a choice if it is feasible and cheaper; note the time points that it breaks."""
         net, record = self.net, self.record
@@ -248,7 +282,7 @@ class Search:
     def _reduce(self) -> bool | None:
         """Shrink the network; says whether that finished it, None if more is to be done."""
         net, record = self.net, self.record
-        record.say("reducing", net)
+        self._say("reducing")
         reduce(net, record.deadline)
         self.prices = self.prices[compact(net)]
         reduce(net, record.deadline)
@@ -258,17 +292,18 @@ class Search:
 
     def _start(self) -> None:
         """Make sure that there is some choice, if one is easily found."""
-        net, deadline = self.net, self.record.deadline.share(_START_SHARE)
-        if self.record.cost is not None or deadline.left_s <= 0:
+        net, record = self.net, self.record
+        if record.cost is not None or record.deadline.left_s <= 0:
             return
-        large = len(net.costs) > _MOST_WALKED or len(self.record.problem.costs) > MANY
+        large = len(net.costs) > _MOST_WALKED or len(record.problem.costs) > MANY
         if self.timeline is not None and large:
-            self.record.look_around(deadline, self.rng)
+            record.look_around(_START_SHARE, self.rng)
         else:
+            deadline = record.deadline.share(_START_SHARE)
             walk = Walk.at(net, {node: int(cost.argmin()) for node, cost in net.costs.items()})
             walk.repair(self.prices, deadline)
             walk.descend(weight=np.inf, prices=None, deadline=deadline)
-            self.record.offer(net, walk.states)
+            record.offer(net, walk.states)
 
     def _eliminate(self) -> bool | None:
         """Solve a network without memory rows by elimination; None if it is too large."""
@@ -276,7 +311,7 @@ class Search:
         buckets = plan_elimination(net)
         if buckets is None:
             return None
-        record.say("eliminating", net)
+        self._say("eliminating")
         ran = Elimination.run(net, buckets, record.deadline)
         if ran is None:
             return False
@@ -316,7 +351,7 @@ class Search:
                 return True
             if count % 4 == 3 and self._prunable(dual) > _WORTHWHILE:
                 break
-            record.say("raising the bound", net)
+            self._say("raising the bound")
             reach = max(abs(best), 1) if record.cost is None else record.cost - best
             if best - mark > 0.01 * reach:
                 mark, stalled = best, 0
@@ -369,7 +404,7 @@ class Search:
         """
         net, record, deadline = self.net, self.record, self.record.deadline
         if self.timeline is not None:
-            record.look_around(deadline.share(_LOCAL_SHARE), self.rng)
+            record.look_around(_LOCAL_SHARE, self.rng)
             return
         prices = dual.prices / dual.scale
         walk = Walk.at(net, states)
@@ -400,7 +435,7 @@ class Search:
         model = Polytope(net)
         if model.columns > MOST_FLOWS:
             return False
-        record.say("searching exactly", net)
+        self._say("searching exactly")
         hint = net.locate(record.choices) if record.choices is not None else None
         seed = int(self.rng.integers(1 << 30))
         if self.relaxed:

@@ -9,6 +9,7 @@ import numpy as np
 
 from autoshard.problem import FORBIDDEN, Problem, evaluate, validate_problem
 from autoshard.solvers.core import MANY, Record, Search
+from autoshard.solvers.kernels import load_kernels
 from autoshard.solvers.memory import least_usage_limit, shortage
 from autoshard.solvers.network import Network
 from autoshard.solvers.rows import Timeline
@@ -47,12 +48,19 @@ class ExactSolver:
         progress: Callable[[Progress], None] | None = None,
     ) -> Solution:
         """Solve a problem; see ``Solver.solve``."""
+        self.prepare(problem)
+        deadline = Deadline.after(time_limit_s)
         validate_problem(problem)
-        record = Record(problem, Deadline.after(time_limit_s), progress, self.stop_at_gap)
+        record = Record(problem, deadline, progress, self.stop_at_gap)
         if hint is not None:
             record.offer_choices(tuple(hint))
         outcome = self._solve(record, np.random.default_rng(seed))
         return _solution(record, outcome)
+
+    def prepare(self, problem: Problem) -> None:
+        """Compile what solving will surely need; called before the clock runs."""
+        if problem.usage_limit is not None and len(problem.costs) > MANY:
+            load_kernels()
 
     def _solve(self, record: Record, rng: np.random.Generator) -> Outcome:
         """Fill the record; says what is proved."""
@@ -64,7 +72,7 @@ class ExactSolver:
         if int(timeline.capacity.min()) < problem.usage_limit * _ROOMY:
             points.add(int(timeline.capacity.argmin()))
         if len(problem.costs) > MANY:
-            record.look_around(record.deadline.share(_FIRST_SHARE), rng)
+            record.look_around(_FIRST_SHARE, rng)
             if record.choices is not None:
                 room = int(_NEARLY * problem.usage_limit)
                 points.update(timeline.broken(record.choices, _FIRST_POINTS, room=room))

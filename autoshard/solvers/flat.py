@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import Problem
-from autoshard.solvers.contract import Contracted
+from autoshard.solvers.contract import Contracted, spread, starts
 from autoshard.solvers.holds import holds_of
 
 Floats = NDArray[np.float64]
@@ -31,7 +31,8 @@ class Flat:
 
     Attributes:
         group: Per node, its group; -1 if it has no choice, ``[N]``.
-        maps: Per node, its state for each state of its group.
+        map_at: Per node, where its states for each state of its group start in ``maps``, ``[N]``.
+        maps: Those states; equal ones stand there once.
         offset: What nodes and edges without a choice cost.
         at: First state of each group, ``[G + 1]``.
         costs: Per state, ``[X]``.
@@ -52,7 +53,8 @@ class Flat:
     """
 
     group: Places
-    maps: tuple[Places, ...]
+    map_at: Places
+    maps: Places
     offset: float
     at: Places
     costs: Floats
@@ -74,53 +76,58 @@ class Flat:
     def of(cls, problem: Problem) -> Flat:
         """Flatten a problem that ``validate_problem`` accepts."""
         tied = Contracted.of(problem)
-        size = np.array([len(cost) for cost in tied.costs], np.int64)
+        size = np.diff(tied.at)
         number = np.where(size > 1, np.cumsum(size > 1) - 1, -1)
-        costs, offset, pairs, tables = _fold(tied, number)
+        costs, offset, pairs, used = _fold(tied, number)
         sizes = size[size > 1]
-        table_at, flat_tables = _pack(tables)
+        table_at, flat_tables = _pack(tied.tables, used)
         ends = pairs.ravel()
         order = np.argsort(ends, kind="stable")
         group = number[tied.group] if len(number) else np.zeros(0, np.int64)
-        holds = holds_of(problem, group, tied.maps)
+        holds = holds_of(problem, group, tied)
+        each = starts(np.array([len(map_) for map_ in tied.maps.maps], np.int64))
         return cls(
             group=group,
-            maps=tuple(tied.maps),
+            map_at=each[tied.map_of],
+            maps=np.concatenate([np.zeros(0, np.int64), *tied.maps.maps]),
             offset=offset,
-            at=_starts(sizes),
-            costs=np.concatenate([*costs, np.zeros(0)]),
-            link_at=_starts(np.bincount(ends, minlength=len(sizes))),
+            at=starts(sizes),
+            costs=costs,
+            link_at=starts(np.bincount(ends, minlength=len(sizes))),
             owner=ends[order],
             near=pairs[:, ::-1].ravel()[order],
             own=table_at.ravel()[order],
             far=table_at[:, ::-1].ravel()[order],
             tables=flat_tables,
-            hold_at=_starts(np.bincount(holds.group, minlength=len(sizes))),
+            hold_at=starts(np.bincount(holds.group, minlength=len(sizes))),
             holder=holds.group,
             first=holds.first,
             end=holds.end,
-            use_at=_starts(np.array([len(use) for use in holds.uses], np.int64)),
-            uses=np.concatenate([*holds.uses, np.zeros(0)]).astype(np.float64),
+            use_at=holds.use_at,
+            uses=holds.uses.astype(np.float64),
             capacity=holds.capacity.astype(np.float64),
         )
 
     def expand(self, states: Places) -> tuple[int, ...]:
         """The choice of every node that groups in these states stand for."""
-        of_group = [*states.tolist(), 0]  # the last one for nodes without a choice
-        return tuple(
-            int(map_[of_group[g]]) for g, map_ in zip(self.group.tolist(), self.maps, strict=True)
-        )
+        of_group = np.append(states, 0)  # the last one for nodes without a choice
+        return tuple(self.maps[self.map_at + of_group[self.group]].tolist())
 
     def locate(self, choices: Sequence[int]) -> Places:
         """The state of each group that agrees best with a choice of every node."""
-        agree = np.zeros(len(self.costs), np.int64)
-        for g, map_, choice in zip(self.group.tolist(), self.maps, choices, strict=True):
-            if g >= 0:
-                agree[self.at[g] : self.at[g + 1]] += map_ == choice
-        return np.array(
-            [int(agree[a:b].argmax()) for a, b in zip(self.at[:-1], self.at[1:], strict=True)],
-            np.int64,
+        sizes = np.diff(self.at)
+        nodes = np.flatnonzero(self.group >= 0)
+        counts = sizes[self.group[nodes]]
+        same = self.maps[spread(self.map_at[nodes], counts)] == np.repeat(
+            np.array(choices, np.int64)[nodes], counts
         )
+        agree = np.bincount(spread(self.at[self.group[nodes]], counts), same, len(self.costs))
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        best = np.maximum.reduceat(agree, self.at[:-1]) if len(sizes) else agree
+        hits = np.flatnonzero(agree == best[owner])
+        _, one = np.unique(owner[hits], return_index=True)
+        states: Places = hits[one] - self.at[:-1]
+        return states
 
     def cost(self, states: Places) -> float:
         """What groups in these states cost, nodes without a choice included."""
@@ -137,39 +144,34 @@ class Flat:
         return np.cumsum(change)[:rows]
 
 
-def _starts(counts: Places) -> Places:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+def _fold(tied: Contracted, number: Places) -> tuple[Floats, float, Places, Places]:
+    """Costs of groups with a choice, cost of the rest, links between the former, their tables."""
+    costs, sizes = tied.costs.copy(), np.diff(tied.at)
+    free = number[tied.pairs] >= 0
+    both = free.all(axis=1)
+    for end in (0, 1):  # the one whose costs take up the table
+        there = np.logical_not(both) & (free[:, 0] if end == 0 else np.logical_not(free[:, 0]))
+        for k in np.unique(tied.table_of[there]).tolist():
+            charge = tied.tables[k][0] if end else tied.tables[k][:, 0]
+            at = tied.at[tied.pairs[there & (tied.table_of == k), end]]
+            place = at[:, None] + np.arange(len(charge))
+            costs += np.bincount(place.ravel(), np.tile(charge, len(at)), len(costs))
+    useful = np.array([bool(table.any()) for table in tied.tables], np.bool_)
+    some = np.flatnonzero(both)
+    some = some[useful[tied.table_of[some]]]
+    lone = number < 0
+    offset = float(costs[tied.at[:-1][lone]].sum())
+    kept = costs[np.repeat(np.logical_not(lone), sizes)]
+    return kept, offset, number[tied.pairs[some]].reshape(-1, 2), tied.table_of[some]
 
 
-def _fold(tied: Contracted, number: Places) -> tuple[list[Floats], float, Places, list[Floats]]:
-    """Costs of groups with a choice, cost of the rest, and the links between the former."""
-    costs = [cost.copy() for cost in tied.costs]
-    offset = 0.0
-    pairs, tables = [], []
-    for (g, h), table in zip(tied.pairs, tied.tables, strict=True):
-        if number[g] >= 0 and number[h] >= 0:
-            if table.any():
-                pairs.append((number[g], number[h]))
-                tables.append(table)
-        elif number[g] >= 0:
-            costs[g] += table[:, 0]
-        else:
-            costs[h] += table[0]
-    offset = float(sum(cost[0] for cost, k in zip(costs, number, strict=True) if k < 0))
-    kept = [cost for cost, k in zip(costs, number, strict=True) if k >= 0]
-    return kept, offset, np.array(pairs, np.int64).reshape(-1, 2), tables
-
-
-def _pack(tables: list[Floats]) -> tuple[Places, Floats]:
-    """Where each table starts seen from either end, ``[P, 2]``, and the entries of all."""
-    place: dict[int, tuple[int, int]] = {}
+def _pack(tables: Sequence[Floats], used: Places) -> tuple[Places, Floats]:
+    """Where each table used starts seen from either end, ``[P, 2]``, and the entries of all."""
+    place = np.zeros((len(tables), 2), np.int64)
     parts: list[Floats] = []
     size = 0
-    at = np.empty((len(tables), 2), np.int64)
-    for k, table in enumerate(tables):
-        if id(table) not in place:
-            parts += [table.ravel(), table.T.ravel()]
-            place[id(table)] = (size, size + table.size)
-            size += 2 * table.size
-        at[k] = place[id(table)]
-    return at, np.concatenate([*parts, np.zeros(0)])
+    for k in np.unique(used).tolist():
+        parts += [tables[k].ravel(), tables[k].T.ravel()]
+        place[k] = size, size + tables[k].size
+        size += 2 * tables[k].size
+    return place[used], np.concatenate([*parts, np.zeros(0)])

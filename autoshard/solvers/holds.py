@@ -7,13 +7,13 @@ group uses the same as in another row with less room are left out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import Problem, usage_over_time
+from autoshard.solvers.contract import Contracted, spread, starts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -27,52 +27,72 @@ class Holds:
         group: Per hold, its group, ascending, ``[H]``; those of one group don't overlap.
         first: Per hold, its first row, ``[H]``.
         end: Per hold, its last row plus one, ``[H]``.
-        uses: Per hold, what each state uses above the least [bytes].
+        use_at: Per hold, where the usages of its group's states start in ``uses``, ``[H + 1]``.
+        uses: What they use above the least of them [bytes].
         capacity: What each row has room for above the least of all nodes [bytes], ``[R]``.
     """
 
     group: Ints
     first: Ints
     end: Ints
-    uses: list[Ints]
+    use_at: Ints
+    uses: Ints
     capacity: Ints
 
 
-def holds_of(problem: Problem, group: Ints, maps: Sequence[Ints]) -> Holds:
+def holds_of(problem: Problem, group: Ints, tied: Contracted) -> Holds:
     """The holds of a problem's groups.
 
     Args:
         problem: The problem.
         group: Per node, its group; -1 if it has no choice.
-        maps: Per node, its state for each state of its group.
+        tied: The problem over groups: gives each node's state for each state of its group.
     """
     if problem.usage_limit is None or not len(group):
         nothing = np.zeros(0, np.int64)
-        return Holds(nothing, nothing, nothing, [], nothing)
-    summed: dict[tuple[int, int, int], Ints] = {}
-    spans = problem.intervals.tolist()
-    least = np.zeros(len(group), np.int64)
-    for n, (g, map_, usage) in enumerate(zip(group.tolist(), maps, problem.usages, strict=True)):
-        mine = usage[map_]
-        least[n] = mine.min()
-        start, stop = spans[n]
-        if g >= 0 and start < stop:
-            above = mine - least[n]
-            if above.any():
-                key = (g, start, stop)
-                summed[key] = summed[key] + above if key in summed else above
+        return Holds(nothing, nothing, nothing, np.zeros(1, np.int64), nothing, nothing)
+    of_node, begin = tied.maps.lined_up(tied.map_of)
+    at = starts(np.array([len(usage) for usage in problem.usages], np.int64))[:-1]
+    mine = np.concatenate(problem.usages)[np.repeat(at, np.diff(begin)) + of_node]
+    least = np.minimum.reduceat(mine, begin[:-1])
+    above = mine - np.repeat(least, np.diff(begin))
+    start, stop = problem.intervals.T
+    some = np.flatnonzero(
+        (group >= 0) & (start < stop) & np.maximum.reduceat(above, begin[:-1]).astype(bool)
+    )
     times, usage = usage_over_time(problem, least.tolist())
     capacity = problem.usage_limit - usage
-    keys = sorted(summed)
-    held = np.array(keys, np.int64).reshape(-1, 3)
-    first, end = np.searchsorted(times, held[:, 1]), np.searchsorted(times, held[:, 2])
-    uses = [summed[key] for key in keys]
-    keep = _binding(first, end, np.array([use.max() for use in uses], np.int64), capacity)
-    place = np.concatenate([[0], np.cumsum(keep)])
+    held, use_at, uses = _summed(
+        np.stack(
+            [group[some], np.searchsorted(times, start[some]), np.searchsorted(times, stop[some])],
+            axis=1,
+        ),
+        np.diff(begin)[some],
+        above[spread(begin[some], np.diff(begin)[some])],
+    )
+    owner, first, end = held.T
+    most = np.maximum.reduceat(uses, use_at[:-1]) if len(uses) else uses
+    keep = _binding(first, end, most, capacity)
+    place = starts(keep.astype(np.int64))
     first, end, capacity = place[first], place[end], capacity[keep]
-    keep = _different(held[:, 0], first, end, uses, capacity)
-    place = np.concatenate([[0], np.cumsum(keep)])
-    return _apart(held[:, 0], place[first], place[end], uses, capacity[keep])
+    keep = _different(owner, first, end, use_at, uses, capacity)
+    place = starts(keep.astype(np.int64))
+    return _apart(owner, place[first], place[end], use_at, uses, capacity[keep])
+
+
+def _summed(keys: Ints, sizes: Ints, uses: Ints) -> tuple[Ints, Ints, Ints]:
+    """Equal rows of ``keys`` once, ascending, and the sums of their usages, lined up."""
+    order = np.lexsort(keys.T[::-1])
+    ordered = keys[order]
+    fresh = np.ones(len(keys), bool)
+    fresh[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    kind = np.empty(len(keys), np.int64)
+    kind[order] = np.cumsum(fresh) - 1
+    once = order[fresh]
+    use_at = starts(sizes[once])
+    out = np.zeros(int(use_at[-1]), np.int64)
+    np.add.at(out, spread(use_at[kind], sizes), uses)
+    return keys[once], use_at, out
 
 
 def _binding(first: Ints, end: Ints, most: Ints, capacity: Ints) -> NDArray[np.bool_]:
@@ -101,21 +121,17 @@ def _binding(first: Ints, end: Ints, most: Ints, capacity: Ints) -> NDArray[np.b
 
 
 def _different(
-    group: Ints, first: Ints, end: Ints, uses: Sequence[Ints], capacity: Ints
+    group: Ints, first: Ints, end: Ints, use_at: Ints, uses: Ints, capacity: Ints
 ) -> NDArray[np.bool_]:
     """Of rows in which every state of every group uses the same, the one with the least room.
 
     Rows are told apart by sums of usages with random weights, modulo 2**64.
     """
-    rows = len(capacity)
-    sizes = np.array([len(use) for use in uses], np.int64)
+    rows, sizes = len(capacity), np.diff(use_at)
     widest = int(sizes.max(initial=0))
-    weight = np.random.default_rng(0).integers(1, 1 << 62, (int(group.max(initial=0)) + 1, widest))
-    sums = np.zeros(len(uses), np.int64)
-    for size in np.unique(sizes).tolist():
-        some = np.flatnonzero(sizes == size)
-        table = np.stack([uses[k] for k in some.tolist()])
-        sums[some] = (table * weight[group[some], :size]).sum(axis=1)
+    weight = np.random.default_rng(0).integers(1, 1 << 62, (int(group.max(initial=-1)) + 1, widest))
+    weighted = uses * weight[np.repeat(group, sizes), spread(np.zeros(len(sizes), np.int64), sizes)]
+    sums = np.add.reduceat(weighted, use_at[:-1]) if len(uses) else weighted
     change = np.zeros(rows + 1, np.int64)
     np.add.at(change, first, sums)
     np.subtract.at(change, end, sums)
@@ -126,29 +142,34 @@ def _different(
     return keep
 
 
-def _apart(group: Ints, first: Ints, end: Ints, uses: Sequence[Ints], capacity: Ints) -> Holds:
+def _apart(group: Ints, first: Ints, end: Ints, use_at: Ints, uses: Ints, capacity: Ints) -> Holds:
     """Sum up what overlaps, so that each group has one hold at most in any row."""
-    out: list[tuple[int, int, int, Ints]] = []
-    bounds = np.searchsorted(group, np.arange(int(group.max(initial=-1)) + 2)).tolist()
-    starts, stops = first.tolist(), end.tolist()
-    for g, (a, b) in enumerate(itertools.pairwise(bounds)):
-        here = [k for k in range(a, b) if starts[k] < stops[k]]
-        if not here:
-            continue
-        if len(here) == 1:
-            out.append((g, starts[here[0]], stops[here[0]], uses[here[0]]))
-            continue
-        edges = sorted({starts[k] for k in here} | {stops[k] for k in here})
-        place = {edge: k for k, edge in enumerate(edges)}
-        change = np.zeros((len(edges), len(uses[here[0]])), np.int64)
-        for k in here:
-            change[place[starts[k]]] += uses[k]
-            change[place[stops[k]]] -= uses[k]
+    some = np.flatnonzero(first < end)
+    crowd = np.bincount(group[some], minlength=1) > 1
+    alone = some[np.logical_not(crowd[group[some]])]
+    keys = [np.stack([group[alone], first[alone], end[alone]], axis=1)]
+    parts = [uses[spread(use_at[alone], np.diff(use_at)[alone])]]
+    sizes = [np.diff(use_at)[alone]]
+    some = some[crowd[group[some]]]
+    bounds = np.flatnonzero(np.diff(group[some], prepend=-1, append=-1)).tolist()
+    for a, b in itertools.pairwise(bounds):
+        here = some[a:b]
+        g, size = int(group[here[0]]), int(use_at[here[0] + 1] - use_at[here[0]])
+        edges = np.unique(np.concatenate([first[here], end[here]]))
+        change = np.zeros((len(edges), size), np.int64)
+        mine = uses[use_at[here][:, None] + np.arange(size)]
+        np.add.at(change, np.searchsorted(edges, first[here]), mine)
+        np.subtract.at(change, np.searchsorted(edges, end[here]), mine)
         used = np.cumsum(change, axis=0)
         change[0] = 1  # the first is always a change, as is every one that changes something
-        fresh = np.flatnonzero(change.any(axis=1)).tolist()
-        for k, following in itertools.pairwise(fresh):
-            if used[k].any():
-                out.append((g, edges[k], edges[following], used[k]))
-    found = np.array([row[:3] for row in out], np.int64).reshape(-1, 3)
-    return Holds(found[:, 0], found[:, 1], found[:, 2], [row[3] for row in out], capacity)
+        fresh = np.flatnonzero(change.any(axis=1))
+        held = used[fresh[:-1]].any(axis=1)
+        from_, to = edges[fresh[:-1]][held], edges[fresh[1:]][held]
+        keys.append(np.stack([np.full(len(from_), g), from_, to], axis=1))
+        parts.append(used[fresh[:-1]][held].ravel())
+        sizes.append(np.full(len(from_), size))
+    key, length = np.concatenate(keys), np.concatenate(sizes)
+    order = np.lexsort(key.T[::-1])
+    key, lengths = key[order], length[order]
+    flat = np.concatenate(parts)[spread(starts(length)[order], lengths)]
+    return Holds(key[:, 0], key[:, 1], key[:, 2], starts(lengths), flat, capacity)

@@ -19,7 +19,8 @@ import numpy as np
 from autoshard.problem import FORBIDDEN, Problem, evaluate, validate_problem
 from autoshard.solvers.flat import Flat, Floats, Places
 from autoshard.solvers.forests import Forests
-from autoshard.solvers.memory import least_usage_limit, shortage
+from autoshard.solvers.kernels import load_kernels
+from autoshard.solvers.memory import least_cost, least_usage_limit, shortage
 from autoshard.solvers.solution import Deadline, Progress, Solution, Status
 
 _COOLING = 1e-4  # the last heat over the first
@@ -38,6 +39,7 @@ _FEWEST = 40  # rounds of messages
 _LISTENING = 10**6  # entries that messages look at per sweep of an annealing
 _FREE = 8  # one of so many rounds of messages is without prices
 _FIRST_PRICE = 1e-4  # of memory after those: a part of the cost per byte of limit
+_WORTH_TELLING = 0.02  # of the cost: messages that gain as much are told at once
 _PER_GROUP = 4  # sweeps of the first annealing, between those
 _REPAIRS = 400  # sweeps at rising prices after an annealing that ended with a row too full
 _MARGIN = 0.003  # of the limit: each of them leaves so much more room free
@@ -150,7 +152,7 @@ class LocalSearch:
         rounds = max(_FEWEST, min(sweeps, _LISTENING * sweeps // work))
         forests.forget()
         prices = np.zeros(len(flat.capacity))
-        unit, best, least = 0.0, None, math.inf
+        unit, best, least, told = 0.0, None, math.inf, float(FORBIDDEN)
         states = np.zeros(len(sizes), np.int64)
         for k in range(rounds + _FITTING):
             if deadline.left_s <= 0 or (k >= rounds and best is not None):
@@ -162,6 +164,9 @@ class LocalSearch:
             over = flat.usage(states) - flat.capacity
             if not (over > 0).any() and cost < least:
                 best, least = states.copy(), cost
+                if least < told - _WORTH_TELLING * abs(told):
+                    told = least
+                    self.offer(flat.expand(best))
             if k < rounds // _FREE:
                 continue
             if not unit:
@@ -263,6 +268,10 @@ class LocalSearch:
 class LocalSolver:
     """Searches until time is over; proves no more than a bound that costs nothing to find."""
 
+    def prepare(self, problem: Problem) -> None:
+        """Compile what the search needs; called before the clock runs."""
+        load_kernels()
+
     def solve(
         self,
         problem: Problem,
@@ -273,6 +282,7 @@ class LocalSolver:
         progress: Callable[[Progress], None] | None = None,
     ) -> Solution:
         """Solve a problem; see ``Solver.solve``."""
+        self.prepare(problem)
         deadline = Deadline.after(time_limit_s)
         validate_problem(problem)
         bound = least_cost(problem)
@@ -307,13 +317,6 @@ class LocalSolver:
             seconds=deadline.spent_s,
             least_usage_limit=least_usage_limit(problem),
         )
-
-
-def least_cost(problem: Problem) -> int:
-    """A bound on the cost of every choice: the least entries, added up."""
-    smallest = {id(matrix): int(matrix.min()) for matrix in problem.edge_costs}
-    total = sum(int(cost.min()) for cost in problem.costs)
-    return min(FORBIDDEN, total + sum(smallest[id(matrix)] for matrix in problem.edge_costs))
 
 
 LOCAL = LocalSolver()

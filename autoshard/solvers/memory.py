@@ -1,4 +1,4 @@
-"""Memory over time: what each node needs at least, and where the limit can bind."""
+"""What costs and uses least: bounds that need no search, and where the limit can bind."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ def least_usage_limit(problem: Problem) -> int:
     The largest sum, over time points, of the least usage of the nodes that live then.
     """
     return int(usage_over_time(problem, least_usages(problem).tolist())[1].max())
+
+
+def least_cost(problem: Problem) -> int:
+    """A bound on the cost of every choice: the least entries, added up."""
+    smallest = {id(matrix): int(matrix.min()) for matrix in problem.edge_costs}
+    total = sum(int(cost.min()) for cost in problem.costs)
+    return min(FORBIDDEN, total + sum(smallest[id(matrix)] for matrix in problem.edge_costs))
 
 
 def shortage(problem: Problem, most: int = 10) -> Shortage | None:

@@ -129,6 +129,16 @@ class Solver(Protocol):
         ...
 
 
+def prepare(solver: Solver, problem: Problem) -> None:
+    """Let a solver do what is no part of solving, such as compiling, before a clock runs.
+
+    That is its method ``prepare(problem)``, if it has one.
+    """
+    ready = getattr(solver, "prepare", None)
+    if ready is not None:
+        ready(problem)
+
+
 @dataclass(frozen=True, slots=True)
 class Deadline:
     """A point in time to stop at.
@@ -155,6 +165,10 @@ class Deadline:
     def left_s(self) -> float:
         """Time until the deadline [s]; negative once it has passed."""
         return self.limit_s - self.spent_s
+
+    def put_off(self, seconds: float) -> Deadline:
+        """The same so much later [s]."""
+        return Deadline(self.start + seconds, self.limit_s)
 
     def share(self, fraction: float) -> Deadline:
         """A deadline from now on with a fraction of the time left."""

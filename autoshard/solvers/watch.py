@@ -15,7 +15,7 @@ from autoshard.errors import SolverError
 from autoshard.problem import FORBIDDEN, Problem, evaluate
 from autoshard.solvers.checked import Checked
 from autoshard.solvers.memory import least_usage_limit
-from autoshard.solvers.solution import Progress, Solution, Solver, Status
+from autoshard.solvers.solution import Progress, Solution, Solver, Status, prepare
 
 GRACE = 0.1, 2.0
 """How far past its time a solver may run before it is left: a share of the time, and seconds."""
@@ -83,6 +83,7 @@ def watch(
     Raises:
         SolverError: Its answer contradicts itself, the problem, or what it told on the way.
     """
+    prepare(solver, problem)
     tape = _Tape(problem, time.perf_counter(), progress)
     if hint is not None:
         tape.start_from(tuple(hint))

@@ -28,7 +28,7 @@ from tests.solvers.test_checked import PROBLEM
 
 ROW = Row(
     "B", 816, 39, 1096, 60.0, "FEASIBLE", cost=532_850, lower_bound=532_000, gap=0.0016,
-    first_s=0.5, first_cost=600_000, near_s=2.0, seconds=60.0, reading_s=0.1,
+    first_s=0.5, first_cost=600_000, usable_s=1.0, near_s=2.0, seconds=60.0, reading_s=0.1,
     peak_rss_bytes=300 * 2**20, best=532_843, optimum=532_843,
 )  # fmt: skip
 
@@ -50,6 +50,10 @@ def test_a_folder_of_ones_own_is_run(tmp_path: Path) -> None:
     assert (row.cost, row.lower_bound, row.gap, row.status) == (7, 7, 0.0, "OPTIMAL")
     assert row.first_cost is not None
     assert row.first_cost >= 7
+    assert row.first_s is not None
+    assert row.usable_s is not None
+    assert row.near_s is not None
+    assert row.first_s <= row.usable_s <= row.near_s
     assert row.peak_rss_bytes is not None
     assert rows_of(json.loads(json.dumps(rows_json([row])))) == [row]
 
