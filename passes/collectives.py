@@ -14,6 +14,7 @@ from autoshard.passes.communication import (
     merge_sums,
     narrow_early,
     scatter_a_reduction,
+    share_a_repeated_one,
     transpose_after_a_scatter,
     transpose_before_a_gather,
     widen_late,
@@ -27,6 +28,7 @@ from autoshard.passes.registry import register_pass
 from autoshard.program import MANUAL, carry_captures, main_block, operations, remove_unread
 
 REPLACING = (
+    share_a_repeated_one,
     scatter_a_reduction,
     forget_a_gather,
     merge_sums,
@@ -43,6 +45,7 @@ BUCKET = Bytes(2**20)
 PatternName = Literal[
     "hoist",
     "sink",
+    "repeated",
     "reduce-scatter",
     "forget-gather",
     "merge-sums",

@@ -12,6 +12,7 @@ from jax.extend.mlir import ir
 
 from autoshard.passes.contraction import DOT, TRANSPOSE, transposed
 from autoshard.passes.exchanges import (
+    KINDS,
     Exchange,
     Groups,
     bits_of,
@@ -98,6 +99,33 @@ def _sliced(piece: ir.Operation, kind: str) -> tuple[Exchange, int, list[int]] |
         return None
     top = whole[dims[0]] - part[dims[0]]
     return exchange, dims[0], [min(max(int(n), 0), top) for n in starts]
+
+
+@replacing("repeated", *KINDS)
+def share_a_repeated_one(collective: ir.Operation) -> Make | None:
+    """A collective of a value that an earlier one in the block exchanges alike."""
+    exchange = exchange_of(collective)
+    if exchange is None or len(collective.operands) != 1:
+        return None
+    for use in exchange.value.uses:
+        other = exchange_of(use.owner.operation)
+        if other is None or other.op == collective or other.op.block != collective.block:
+            continue
+        alike = (
+            other.op.name == collective.name
+            and other.groups == exchange.groups
+            and other.dim == exchange.dim
+            and other.result.type == exchange.result.type
+            and (not len(collective.regions) or other.combiner == exchange.combiner != "")
+            and (exchange.kind != "all_to_all" or _splits(other.op) == _splits(collective))
+        )
+        if alike and other.op.is_before_in_block(collective):
+            return lambda: other.result
+    return None
+
+
+def _splits(exchange: ir.Operation) -> list[str]:
+    return [str(exchange.attributes[f"{name}_dimension"]) for name in ("split", "concat")]
 
 
 @replacing("widen-late", *MOVES)

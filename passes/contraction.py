@@ -239,19 +239,21 @@ def product(
     shape: Sequence[int],
     location: ir.Location | None = None,
     before: ir.Operation | None = None,
+    element: ir.Type | None = None,
 ) -> Value:
     """Write a ``dot_general`` with the precision of another.
 
     Args:
-        like: The other, whose element type of the result is taken too.
+        like: The other.
         lhs: First operand.
         rhs: Second operand.
         numbers: Batch dimensions of both operands, then summed dimensions of both.
         shape: Sizes of the result.
         location: Where it comes from; that of ``like`` by default.
         before: What it is written before; ``like`` by default.
+        element: Element type of the result; that of ``like`` by default.
     """
-    element = ir.RankedTensorType(like.results[0].type).element_type
+    element = element or ir.RankedTensorType(like.results[0].type).element_type
     attributes = {name: like.attributes[name] for name in map(str, like.attributes)}
     attributes.pop("sdy.sharding", None)
     attributes["dot_dimension_numbers"] = stablehlo.DotDimensionNumbers.get(
@@ -269,6 +271,17 @@ def product(
         ip=ir.InsertionPoint(like if before is None else before),
     )
     return cast(Value, made.results[0])
+
+
+def dot_numbers(dot: ir.Operation) -> list[list[int]]:
+    """Batch dimensions of both operands, then summed dimensions of both."""
+    numbers = stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
+    return [
+        list(numbers.lhs_batching_dimensions),
+        list(numbers.rhs_batching_dimensions),
+        list(numbers.lhs_contracting_dimensions),
+        list(numbers.rhs_contracting_dimensions),
+    ]
 
 
 def transposed(

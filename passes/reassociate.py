@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo
 
 from autoshard.passes.context import PassContext
 from autoshard.passes.contraction import (
     DOT,
     TRANSPOSE,
     contract,
+    dot_numbers,
     einsum_of,
     product,
     transposed,
@@ -84,7 +84,7 @@ def fold_result(transpose: ir.Operation) -> Make | None:
         return None
     if dot.block != transpose.block:
         return None
-    numbers, moved = _numbers(dot), list(permutation_of(transpose))
+    numbers, moved = dot_numbers(dot), list(permutation_of(transpose))
     batch = len(numbers[0])
     left = len(shape_of(dot.operands[0])) - batch - len(numbers[2])
     free = list(range(batch, len(moved)))
@@ -194,14 +194,3 @@ def _splat(maker: ir.Operation, shape: tuple[int, ...], before: ir.Operation) ->
         ip=ir.InsertionPoint(before),
     )
     return cast(Value, made.results[0])
-
-
-def _numbers(dot: ir.Operation) -> list[list[int]]:
-    """Batch dimensions of both operands, then summed dimensions of both."""
-    numbers = stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
-    return [
-        list(numbers.lhs_batching_dimensions),
-        list(numbers.rhs_batching_dimensions),
-        list(numbers.lhs_contracting_dimensions),
-        list(numbers.rhs_contracting_dimensions),
-    ]

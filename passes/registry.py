@@ -31,6 +31,7 @@ from autoshard.passes.option_values import (
 )
 
 BUILTINS: Mapping[str, str] = {
+    "collective-matmul": "autoshard.passes.collective_matmul",
     "collectives": "autoshard.passes.collectives",
     "flatten-calls": "autoshard.passes.flatten_calls",
     "fold-transpose": "autoshard.passes.fold_transpose",

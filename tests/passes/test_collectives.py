@@ -166,6 +166,16 @@ def test_two_sums_are_one(sign: float) -> None:
     assert_compiled_as_counted(found)
 
 
+def test_what_is_exchanged_twice_alike_is_exchanged_once() -> None:
+    def body(x: Any) -> Any:
+        return gather(x) * 2, gather(x) + 1, lax.psum(x, "a"), lax.pmax(x, "a"), gather(x, dim=1)
+
+    found = improve(body, (P("a"),), P(), f32(32, 8), options="{bucket=0}")
+    assert found.savings.rewrites == {"repeated": 1}
+    assert found.savings.after.count == 4
+    assert_compiled_as_counted(found)
+
+
 def test_what_is_narrower_is_gathered() -> None:
     def body(x: Any, n: Any) -> Any:
         return gather(x).astype(jnp.bfloat16) * 2, gather(n.astype(jnp.float32)) + 1.0
