@@ -20,9 +20,10 @@ from autoshard.errors import InfeasibleError, InputError, warn_of_memory
 from autoshard.execute import Executable
 from autoshard.given import positive, whole_number
 from autoshard.inside import can_constrain, constrained, meshes_of
-from autoshard.partition import PARTITIONERS, Partitioner, partition, warn_of_fallback
+from autoshard.partition import PARTITIONERS, Partitioner, warn_of_fallback
 from autoshard.passes.keep_boundary import KeepBoundary
 from autoshard.passes.manager import run_pipeline
+from autoshard.passes.partition import around_partition
 from autoshard.passes.pipeline import Pipeline
 from autoshard.passes.shard import DEFAULT, Shard, around_sharder
 from autoshard.pins import Pins
@@ -376,16 +377,21 @@ class Lowered:
         partitioner: Partitioner = "xla",
         options: Options | None = None,
     ) -> Lowered:
-        """Lower afresh and run the pipeline, whose sharding pass writes the plan."""
+        """Lower afresh and run the pipeline, whose sharding pass writes the plan.
+
+        What a pipeline does after ``partition`` is left out where XLA partitions.
+        """
         options = Options() if options is None else options
         lowered = lower_with(traced, plan.argument_shardings, plan.result_shardings)
         context = pass_context(traced, options)
         context.plan = plan
-        run_pipeline(options.pipeline, module_of(lowered), context, (KeepBoundary(),))
+        before, after = around_partition(options.pipeline)
+        run_pipeline(before, module_of(lowered), context, (KeepBoundary(),))
         made = cls(plan, traced, lowered, partitioner, "", options, context.results)
         if partitioner == "shardy":
+            after = after if after.passes else Pipeline.parse("partition")
             try:
-                partition(module_of(lowered), plan)
+                run_pipeline(after, module_of(lowered), context, (KeepBoundary(),))
             except UnsupportedError as error:
                 return replace(made, partitioner="xla", fallback_reason=str(error))
         return made
@@ -555,7 +561,8 @@ def autoshard(
             collectives, and it falls back to ``"xla"``, with a warning, where they cannot.
         pipeline: The compiler passes that the program goes through, as text (see
             ``autoshard opt --list``); one of them shards it. Those before it change the program
-            that is planned, those after it the program with its shardings.
+            that is planned, those after it the program with its shardings. With ``partition`` in
+            it Shardy is the partitioner, and passes after that change the program of one device.
 
     Returns:
         A :class:`Sharded` function.
@@ -565,6 +572,8 @@ def autoshard(
     """
     passes = Pipeline.of(pipeline)
     _, sharder, _ = around_sharder(passes)
+    if around_partition(passes)[1].passes:
+        partitioner = "shardy"
     if isinstance(sharder, Shard):
         memory_limit = _one_of("memory_limit", memory_limit, "memory", sharder.memory)
         solver = _one_of("solver", solver, "solver", sharder.solver)

@@ -31,6 +31,7 @@ _PURE = frozenset(
     )
 )
 _SCALES = frozenset(("stablehlo.multiply", "stablehlo.divide"))
+_ARRANGES = frozenset(("stablehlo.transpose", "stablehlo.reshape"))
 
 
 def loops_of(block: ir.Block) -> list[ir.Operation]:
@@ -185,7 +186,9 @@ def _readers(value: Value) -> int:
 
 
 def _is_linear(maker: ir.Operation) -> bool:
-    """Whether an op may be applied to a sum's parts: a widening, or a product with one number."""
+    """Whether an op widens, multiplies by one number, or arranges the elements in another way."""
+    if maker.name in _ARRANGES:
+        return True
     if maker.name == "stablehlo.convert":
         before, after = (ir.RankedTensorType(v.type).element_type for v in _ends(maker))
         floats = isinstance(before, ir.FloatType) and isinstance(after, ir.FloatType)
@@ -200,15 +203,15 @@ def _ends(maker: ir.Operation) -> tuple[Value, Value]:
     return maker.operands[0], cast(Value, maker.results[0])
 
 
-def _splat_of(value: Value) -> ir.Attribute | None:
-    """The one number that all elements of a constant are."""
+def _splat_of(value: Value) -> float | None:
+    """The one number that all elements of a floating-point constant are."""
     maker = maker_of(value)
     while maker is not None and maker.name == "stablehlo.broadcast_in_dim":
         maker = maker_of(maker.operands[0])
     if maker is None or maker.name != "stablehlo.constant":
         return None
     dense = ir.DenseElementsAttr(maker.attributes["value"])
-    return dense.get_splat_value() if dense.is_splat else None
+    return float(ir.FloatAttr(dense.get_splat_value()).value) if dense.is_splat else None
 
 
 def sink(found: list[Accumulation]) -> ir.Operation:
@@ -239,7 +242,7 @@ def sink(found: list[Accumulation]) -> ir.Operation:
         condition.add_argument(start.type, one.add.location)
     ends = list(terminator(body).operands)
     for argument, one in zip(sums, found, strict=True):
-        part = _along(one)
+        part = _widened(one)
         add = ir.Operation.create(
             "stablehlo.add",
             results=[argument.type],
@@ -260,6 +263,7 @@ def sink(found: list[Accumulation]) -> ir.Operation:
         loop.results[position].replace_all_uses_with(made.results[position])
     for number, one in enumerate(found):
         (whole,) = exchanged(one.exchange, loop, [cast(Value, made.results[kept + number])])
+        whole = _along(one, whole, loop)
         carried = made.results[one.position]
         total = ir.Operation.create(
             "stablehlo.add",
@@ -292,31 +296,49 @@ def _zeros(one: Accumulation, before: ir.Operation) -> Value:
     return cast(Value, made.results[0])
 
 
-def _along(one: Accumulation) -> Value:
-    """The part of a device, taken through the linear ops."""
+def _widened(one: Accumulation) -> Value:
+    """The part of a device, in the element type in which it is added up."""
     value = one.exchange.value
-    shape = list(shape_of(value))
+    element = ir.RankedTensorType(one.add.results[0].type).element_type
+    if ir.RankedTensorType(value.type).element_type == element:
+        return value
+    made = ir.Operation.create(
+        "stablehlo.convert",
+        results=[ir.RankedTensorType.get(list(shape_of(value)), element)],
+        operands=[value],
+        loc=one.exchange.op.location,
+        ip=ir.InsertionPoint(one.add),
+    )
+    return cast(Value, made.results[0])
+
+
+def _along(one: Accumulation, value: Value, before: ir.Operation) -> Value:
+    """What was summed up, taken through the linear ops; it has been widened already."""
+    element = ir.RankedTensorType(value.type).element_type
     for maker in one.path:
-        element = ir.RankedTensorType(maker.results[0].type).element_type
-        kind = ir.RankedTensorType.get(shape, element)
+        if maker.name == "stablehlo.convert":
+            continue
+        kind = ir.RankedTensorType.get(list(shape_of(maker.results[0])), element)
         operands = [value]
         if maker.name in _SCALES:
             number = _splat_of(maker.operands[1])
             assert number is not None
+            same = ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(element, number))
             constant = ir.Operation.create(
                 "stablehlo.constant",
                 results=[kind],
-                attributes={"value": ir.DenseElementsAttr.get_splat(kind, number)},
+                attributes={"value": same},
                 loc=maker.location,
-                ip=ir.InsertionPoint(one.add),
+                ip=ir.InsertionPoint(before),
             )
             operands.append(cast(Value, constant.results[0]))
         made = ir.Operation.create(
             maker.name,
             results=[kind],
             operands=operands,
+            attributes={name: maker.attributes[name] for name in map(str, maker.attributes)},
             loc=maker.location,
-            ip=ir.InsertionPoint(one.add),
+            ip=ir.InsertionPoint(before),
         )
         value = cast(Value, made.results[0])
     return value

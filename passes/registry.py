@@ -35,6 +35,7 @@ BUILTINS: Mapping[str, str] = {
     "collectives": "autoshard.passes.collectives",
     "flatten-calls": "autoshard.passes.flatten_calls",
     "fold-transpose": "autoshard.passes.fold_transpose",
+    "partition": "autoshard.passes.partition",
     "reassociate": "autoshard.passes.reassociate",
     "shard": "autoshard.passes.shard",
     "shard-expert": "autoshard.passes.shard",

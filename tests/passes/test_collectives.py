@@ -208,7 +208,7 @@ def accumulate(x: Any, w: Any) -> Any:
     def step(carry: Any, piece: Any) -> Any:
         grads, loss, count = carry
         y = jnp.tanh(piece @ gather(w))
-        grads = grads + scatter(piece.T @ y) / 2.0
+        grads = grads + scatter(y.T @ piece, dim=1).T / 2.0
         return (grads, loss + lax.psum(y.sum(), "a"), count + 1.0), None
 
     start = (jnp.ones((2, 16)), jnp.float32(0), jnp.float32(0))
