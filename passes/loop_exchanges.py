@@ -7,7 +7,7 @@ loop then does what one in every iteration did.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -224,7 +224,43 @@ def sink(found: list[Accumulation]) -> ir.Operation:
         The loop that takes its place; what it carried before, it now carries for nothing.
     """
     loop = found[0].loop
-    starts = [_zeros(one, loop) for one in found]
+    body = loop.regions[1].blocks[0]
+    for one in found:
+        terminator(body).operands[one.position] = body.arguments[one.position]
+    made, sums = with_sums(loop, [_widened(one) for one in found])
+    after = following(made)
+    for total, one in zip(sums, found, strict=True):
+        (whole,) = exchanged(one.exchange, after, [total])
+        whole = _along(one, whole, after)
+        carried = made.results[one.position]
+        added = ir.Operation.create(
+            "stablehlo.add",
+            results=[whole.type],
+            operands=[carried, whole],
+            loc=one.add.location,
+            ip=ir.InsertionPoint(after),
+        )
+        carried.replace_all_uses_except(cast(Value, added.results[0]), [added])
+    return made
+
+
+def following(operation: ir.Operation) -> ir.Operation:
+    """The op that comes next in a block."""
+    listed = [o.operation for o in operation.block.operations]
+    return listed[listed.index(operation) + 1]
+
+
+def with_sums(loop: ir.Operation, values: Sequence[Value]) -> tuple[ir.Operation, list[Value]]:
+    """Replace a loop by one that also adds up values of its body over all iterations.
+
+    Args:
+        loop: The loop.
+        values: What is added up; values of the loop's body.
+
+    Returns:
+        The new loop, and the sums as values after it.
+    """
+    starts = [_zeros(value, loop) for value in values]
     made = ir.Operation.create(
         WHILE,
         results=[*(r.type for r in loop.results), *(s.type for s in starts)],
@@ -235,24 +271,19 @@ def sink(found: list[Accumulation]) -> ir.Operation:
         ip=ir.InsertionPoint(loop),
     )
     condition, body = (region.blocks[0] for region in loop.regions)
-    sums = [
-        body.add_argument(s.type, one.add.location) for s, one in zip(starts, found, strict=True)
-    ]
-    for start, one in zip(starts, found, strict=True):
-        condition.add_argument(start.type, one.add.location)
-    ends = list(terminator(body).operands)
-    for argument, one in zip(sums, found, strict=True):
-        part = _widened(one)
+    end = terminator(body)
+    ends = list(end.operands)
+    for value in values:
+        condition.add_argument(value.type, loop.location)
+        argument = body.add_argument(value.type, loop.location)
         add = ir.Operation.create(
             "stablehlo.add",
-            results=[argument.type],
-            operands=[argument, part],
-            loc=one.add.location,
-            ip=ir.InsertionPoint(one.add),
+            results=[value.type],
+            operands=[argument, value],
+            loc=cast(ir.Operation, value.owner).location,
+            ip=ir.InsertionPoint(end),
         )
-        ends[one.position] = body.arguments[one.position]
         ends.append(cast(Value, add.results[0]))
-    end = terminator(body)
     with ir.InsertionPoint(end):
         ir.Operation.create(end.name, operands=ends, loc=end.location)
     end.erase()
@@ -261,36 +292,21 @@ def sink(found: list[Accumulation]) -> ir.Operation:
     kept = len(loop.results)
     for position in range(kept):
         loop.results[position].replace_all_uses_with(made.results[position])
-    for number, one in enumerate(found):
-        (whole,) = exchanged(one.exchange, loop, [cast(Value, made.results[kept + number])])
-        whole = _along(one, whole, loop)
-        carried = made.results[one.position]
-        total = ir.Operation.create(
-            "stablehlo.add",
-            results=[whole.type],
-            operands=[carried, whole],
-            loc=one.add.location,
-            ip=ir.InsertionPoint(loop),
-        )
-        carried.replace_all_uses_except(cast(Value, total.results[0]), [total])
     loop.erase()
-    return made
+    return made, [cast(Value, result) for result in list(made.results)[kept:]]
 
 
-def _zeros(one: Accumulation, before: ir.Operation) -> Value:
-    """What the parts are added to, of the reduction's shape and the sum's element type."""
-    element = ir.RankedTensorType(one.add.results[0].type).element_type
-    kind = ir.RankedTensorType.get(list(shape_of(one.exchange.value)), element)
-    zero = (
-        ir.FloatAttr.get(element, 0.0)
-        if isinstance(element, ir.FloatType)
-        else (ir.IntegerAttr.get(element, 0))
-    )
+def _zeros(like: Value, before: ir.Operation) -> Value:
+    """Zeros of a value's type."""
+    kind = ir.RankedTensorType(like.type)
+    element = kind.element_type
+    is_float = isinstance(element, ir.FloatType)
+    zero = ir.FloatAttr.get(element, 0.0) if is_float else ir.IntegerAttr.get(element, 0)
     made = ir.Operation.create(
         "stablehlo.constant",
         results=[kind],
         attributes={"value": ir.DenseElementsAttr.get_splat(kind, zero)},
-        loc=one.add.location,
+        loc=before.location,
         ip=ir.InsertionPoint(before),
     )
     return cast(Value, made.results[0])

@@ -36,6 +36,7 @@ BUILTINS: Mapping[str, str] = {
     "flatten-calls": "autoshard.passes.flatten_calls",
     "fold-transpose": "autoshard.passes.fold_transpose",
     "partition": "autoshard.passes.partition",
+    "quantize": "autoshard.passes.quantize",
     "reassociate": "autoshard.passes.reassociate",
     "shard": "autoshard.passes.shard",
     "shard-expert": "autoshard.passes.shard",
