@@ -91,8 +91,9 @@ class Layout:
             message_at=_starts([net.size(i) for i, _ in ends]),
             matrix=_whole(matrices.number(net.links[i][j]) for i, j in ends),
             core_at=_starts([core.size for core in matrices.cores]),
-            row_at=_starts([len(k) for k in matrices.kinds])[0:-1:2],
-            column_at=_starts([len(k) for k in matrices.kinds])[1::2],
+            # Contiguous whatever their number: kernels are compiled for one kind of array alone.
+            row_at=_starts([len(k) for k in matrices.kinds])[0:-1:2].copy(),
+            column_at=_starts([len(k) for k in matrices.kinds])[1::2].copy(),
             rows=_whole(core.shape[0] for core in matrices.cores),
             columns=_whole(core.shape[1] for core in matrices.cores),
             cores=_joined([core.ravel() for core in matrices.cores]),
