@@ -76,8 +76,9 @@ class ExactSolver:
             if record.choices is not None:
                 room = int(_NEARLY * problem.usage_limit)
                 points.update(timeline.broken(record.choices, _FIRST_POINTS, room=room))
+        whole = Network.of(problem, again=True)
         while True:
-            net = Network.of(problem)
+            net = whole.copy()
             timeline.give(net, sorted(points))
             search = Search(net, record, rng, self.workers, timeline, frozenset(points))
             finished = search.run()

@@ -75,8 +75,13 @@ class Network:
     _memo: dict[tuple[object, ...], tuple[object, object]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem) -> Network:
+    def of(cls, problem: Problem, *, again: bool = False) -> Network:
         """The network of a problem, without its memory limit.
+
+        Args:
+            problem: The problem.
+            again: Copies of it will be reduced more than once: what is made of its matrices is kept
+                for all of them.
 
         Raises:
             InputError: Costs are so large that their sum could not be told from ``INF``.
@@ -97,7 +102,7 @@ class Network:
         for (i, j), matrix in zip(problem.edges.tolist(), problem.edge_costs, strict=True):
             if id(matrix) not in cleaned:
                 cleaned[id(matrix)] = _clean(matrix)
-                if uses[id(matrix)] > 1:
+                if again or uses[id(matrix)] > 1:
                     net._share(cleaned[id(matrix)][2])
             low, high, clean = cleaned[id(matrix)]
             net.offset += low
@@ -113,6 +118,23 @@ class Network:
             )
         net.changed.update(net.costs)
         return net
+
+    def copy(self) -> Network:
+        """The same, to be changed by itself; what was made of matrices is known to both."""
+        return Network(
+            costs=dict(self.costs),
+            links={node: dict(row) for node, row in self.links.items()},
+            offset=self.offset,
+            capacity=self.capacity.copy(),
+            segments={node: list(parts) for node, parts in self.segments.items()},
+            impossible=self.impossible,
+            kept=self.kept,
+            changed=set(self.changed),
+            trail=list(self.trail),
+            origin=dict(self.origin),
+            _shared=self._shared,
+            _memo=self._memo,
+        )
 
     def complete(self, states: dict[int, int]) -> dict[int, int]:
         """Follow the trail back: states of all nodes from states of those that are left."""
@@ -229,9 +251,9 @@ class Network:
             self.drop_link(i, j)
         elif rest is not matrix:
             self.set_link(i, j, rest)
-        if rows.any():
+        if rows is not None:
             self.add_cost(i, rows)
-        if columns.any():
+        if columns is not None:
             self.add_cost(j, columns)
 
     def memo(self, key: tuple[object, ...], make: Callable[..., R], *matrices: Ints) -> R:
@@ -245,16 +267,18 @@ class Network:
             make: Makes it.
             *matrices: What it is made of.
         """
-        if not all(id(matrix) in self._shared for matrix in matrices):
+        ids = tuple(map(id, matrices))
+        if not self._shared.issuperset(ids):
             return make(*matrices)
-        full = (*key, *map(id, matrices))
-        if full not in self._memo:
+        full = key + ids
+        known = self._memo.get(full)
+        if known is None:
             made = make(*matrices)
             for part in made if isinstance(made, tuple) else (made,):
                 if isinstance(part, np.ndarray) and part.ndim == 2:
                     self._share(part)
-            self._memo[full] = (matrices, made)
-        result: R = self._memo[full][1]  # type: ignore[assignment]
+            known = self._memo[full] = (matrices, made)
+        result: R = known[1]  # type: ignore[assignment]
         return result
 
     def _share(self, matrix: Ints) -> None:
@@ -270,15 +294,20 @@ class Network:
         return turned
 
     @staticmethod
-    def _normal(matrix: Ints) -> tuple[Ints, Ints, Ints | None]:
-        rows = matrix.min(axis=1)
+    def _normal(matrix: Ints) -> tuple[Ints | None, Ints | None, Ints | None]:
+        """What rows and columns charge, and the rest; None for what is all zero."""
+        rows: Ints | None = matrix.min(axis=1)
         rest = matrix
-        if rows.any():
+        if rows is not None and rows.any():
             rest = np.where(rest < INF, rest - rows[:, None], INF)
-        columns = rest.min(axis=0)
+        else:
+            rows = None
+        columns: Ints | None = rest.min(axis=0)
         # A column is INF where every row that has a way out forbids it, or no row has one.
-        if columns.any():
+        if columns is not None and columns.any():
             rest = np.where(rest < INF, rest - columns, INF)
+        else:
+            columns = None
         return rows, columns, rest if rest.any() else None
 
 
