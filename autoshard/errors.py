@@ -45,6 +45,10 @@ class PlanMismatchError(AutoshardError, ValueError):
     """A plan that was made for another program or mesh."""
 
 
+class PassError(AutoshardError, RuntimeError):
+    """A compiler pass that broke the program it was given."""
+
+
 class UnknownOpWarning(UserWarning):
     """An op runs whole on every device because nobody said how it may be split."""
 
