@@ -27,6 +27,9 @@ MAX_BYTES = 2**30
 SMALL_INTEGERS = 4
 """Random integers are below this, so that they are indices of most dimensions."""
 
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options of XLA for programs that run once: the code is slower, and made in half the time."""
+
 _DTYPES = {
     **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
     **{f"i{n}": f"int{n}" for n in (4, 8, 16, 32, 64)},
@@ -142,7 +145,7 @@ def _compiled(
         copy = ir.Module.parse(held.getvalue())
     _put(copy, target)
     try:
-        return lowered.compile()
+        return lowered.compile(compiler_options=QUICK)
     except jax.errors.JaxRuntimeError as error:
         raise _refused(error) from error
 

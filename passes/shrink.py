@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
+from autoshard.counting import trip_count
 from autoshard.passes.module_state import from_bytes, op_counts, to_bytes
 from autoshard.program import (
     MATERIALS,
@@ -55,7 +56,7 @@ class _Search:
     def __init__(self, module: ir.Module, holds: Holds, deadline: float) -> None:
         self.module = from_bytes(to_bytes(module), module.context)
         self.holds, self.deadline = holds, deadline
-        self.size = _size(self.module)
+        self.size, self.endless = _size(self.module), _endless(self.module)
 
     @property
     def is_late(self) -> bool:
@@ -76,6 +77,8 @@ class _Search:
         except (ir.MLIRError, ValueError):  # no program any more
             return False
         size = _size(candidate)
+        if _endless(candidate) > self.endless:
+            return False  # it may run for ever
         if size >= self.size or not self.holds(candidate):
             return False
         self.module, self.size = candidate, size
@@ -119,6 +122,12 @@ def _size(module: ir.Module) -> tuple[int, int, int]:
     block = main_block(module)
     boundary = len(terminator(block).operands) + len(list(block.arguments))
     return op_counts(module).total(), boundary, sum(_bounds(module))
+
+
+def _endless(module: ir.Module) -> int:
+    """Loops of which the module does not say how often they run."""
+    loops = (o for _, _, o in walk(main_block(module)) if o.name == "stablehlo.while")
+    return sum(trip_count(loop) is None for loop in loops)
 
 
 def _normalized(module: ir.Module) -> bool:

@@ -33,12 +33,12 @@ PARAMS = {
     "b": jnp.ones((LAYERS, 8)) / 5,
 }
 X = jnp.ones((4, 8))
+SQUARE = jnp.ones((512, 512))
 
 
 def train_step(params: Any, x: Any) -> Any:
     def layer(h: Any, p: Any) -> Any:
-        h = jnp.tanh(h @ p["w"] + p["b"])
-        return h / jnp.sqrt(1 + (h * h).mean(-1, keepdims=True)), None
+        return jnp.tanh(h @ p["w"] + p["b"]), None
 
     def loss(params: Any) -> Any:
         return (jax.lax.scan(layer, x, params)[0] ** 2).sum()
@@ -72,13 +72,18 @@ def _miscompile(module: ir.Module, context: PassContext) -> None:
     apply_patterns(module, [_harmless, _wrong], context)
 
 
-@register_pass("test-dearer", summary="Computes every tanh twice")
+def product(x: Any) -> Any:
+    numbers = stablehlo.DotDimensionNumbers.get([], [], [1], [0])
+    return stablehlo.dot_general(x.type, x, x, numbers)
+
+
+@register_pass("test-dearer", summary="Multiplies in vain before every tanh")
 def _dearer(module: ir.Module, context: PassContext) -> None:
     for operation in [o.operation for o in _ops(module) if o.operation.name == "stablehlo.tanh"]:
-        if context.allow("twice", operation):
+        if context.allow("in-vain", operation):
             with ir.InsertionPoint(operation), operation.location:
-                first = stablehlo.sine(operation.operands[0])
-                again = stablehlo.subtract(stablehlo.add(operation.operands[0], first), first)
+                square = product(operation.operands[0])
+                again = stablehlo.subtract(stablehlo.add(operation.operands[0], square), square)
             operation.operands[0] = again
 
 
@@ -101,7 +106,7 @@ def train_module() -> ir.Module:
 @pytest.mark.slow
 def test_a_miscompile_of_gradients_in_a_scan_body_is_found_down_to_the_rewrite() -> None:
     pipeline = Pipeline.parse("flatten-calls,fold-transpose,test-miscompile,mlir:cse")
-    found = bisect(pipeline, train_module(), properties.numerics(), PassContext(), shrink_s=120.0)
+    found = bisect(pipeline, train_module(), properties.numerics(), PassContext(), shrink_s=300.0)
     assert found is not None
     assert (found.position, found.made) == (2, "test-miscompile")
     assert found.rewrite is not None
@@ -123,7 +128,7 @@ def _shows(found: Bisection) -> bool:
 
 
 def test_a_pass_that_makes_a_program_dearer_is_found() -> None:
-    module = module_of(lowered(lambda x: jnp.tanh(jnp.tanh(x) + 1), X))
+    module = module_of(lowered(lambda x: jnp.tanh(jnp.tanh(x) + 1), SQUARE))
     context = PassContext(mesh=MeshShape(("a",), (2,)))
     found = bisect(
         Pipeline.parse("flatten-calls,test-dearer"),
@@ -141,9 +146,10 @@ def test_a_command_may_say_what_is_broken(tmp_path: Path) -> None:
     script = tmp_path / "check.py"
     script.write_text(
         "import sys, pathlib\n"
-        "sys.exit('too many' * ('sine' in pathlib.Path(sys.argv[1]).read_text()))\n"
+        "text = pathlib.Path(sys.argv[1]).read_text()\n"
+        "sys.exit('too many' if 'stablehlo.dot_general' in text else 0)\n"
     )
-    module = module_of(lowered(lambda x: jnp.tanh(jnp.tanh(x) + 1), X))
+    module = module_of(lowered(lambda x: jnp.tanh(jnp.tanh(x) + 1), SQUARE))
     broken = properties.command(f"{sys.executable} {script}")
     found = bisect(
         Pipeline.parse("flatten-calls,test-dearer"), module, broken, PassContext(), shrink_s=2.0
