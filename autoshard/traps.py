@@ -73,8 +73,9 @@ def is_trap(
 def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) -> frozenset[int]:
     """Factors of an op's sharding rule that must stay whole although the rule lets them be split.
 
-    - ``dynamic_update_slice``, dimensions that the update fills in part: Shardy passes them
-      through; XLA then rewrites whole shards around the update.
+    - ``dynamic_update_slice``, dimensions that the update fills in part, and those of the update
+      itself: Shardy passes them through; XLA then rewrites whole shards around the update, and
+      gathers a split one.
     - ``convolution``, spatial dimensions: Shardy calls those of a kernel's gradient reductions; XLA
       sums windows over the wrong elements where there is padding, and gives wrong values.
     - ``reduce`` that sums from another start than zero, the dimensions summed: every device starts
@@ -91,7 +92,7 @@ def whole_factors(operation: ir.Operation, operands: Mapping, results: Mapping) 
             f
             for target, update in zip(operands[0], operands[1], strict=True)
             if target != update
-            for f in target
+            for f in (*target, *update)
         )
     if name == "stablehlo.convolution":
         return _whole_in_convolution(operation, operands, results)

@@ -131,6 +131,19 @@ def test_an_operand_split_so_is_gathered(
     assert [c.kind for c in program.collectives] == ["all_gather"]
 
 
+def test_an_update_split_where_it_fills_a_part_is_gathered() -> None:
+    cached, update = (
+        jax.ShapeDtypeStruct(shape, np.float32) for shape in ((8, 32, 16), (8, 16, 16))
+    )
+    sharded = jax.jit(
+        lambda cached, update: lax.dynamic_update_slice(cached, update, (0, 0, 0)),
+        in_shardings=(placed(), placed(None, "a")),
+        out_shardings=placed(),
+    )
+    program = read_compiled(sharded.lower(cached, update).compile())
+    assert [c.kind for c in program.collectives] == ["all_gather"]
+
+
 def test_a_gather_split_both_ways_after_an_idle_axis_permutes_its_result() -> None:
     mesh = mesh_of(2, 2, 2)
     table, ids, out = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ("c", "b", "b"))
