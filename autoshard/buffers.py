@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autoshard.cost_models.protocol import Compiler
+from autoshard.cost_models.tiling import LANES
 from autoshard.kinds import ELEMENTWISE, EXPENSIVE, FUSIBLE, MATERIAL_KINDS, PRODUCTS
 from autoshard.local import LOCAL_VIEWS, DotSide, LocalBlock, LocalOp, LocalValue
 from autoshard.pooling import with_winners
@@ -113,6 +114,11 @@ def needs_copy(shape: tuple[int, ...], side: DotSide, is_lhs: bool) -> bool:
     return dims != batch + (free + summed if is_lhs else summed + free)
 
 
+def _is_grouped_gradient(op: LocalOp) -> bool:
+    """Whether a convolution is the gradient of a kernel with groups (batch groups)."""
+    return op.kind == "convolution" and op.window is not None and not op.window.orders[0]
+
+
 def _is_large(value: LocalValue) -> bool:
     return math.prod(value.shape) >= LARGE and value.dtype[0] in "bf"
 
@@ -130,6 +136,7 @@ class _Fuser:
         self.users: dict[int, list[tuple[LocalOp | None, str]]] = {}
         self.reads: dict[int, dict[int, bool]] = {}
         self.known: dict[int, bool] = {}
+        self.leaves: dict[int, set[int]] = {}
         self.absorbed: set[int] = set()
 
     def run(self) -> Kernels:
@@ -225,6 +232,15 @@ class _Fuser:
             yield LocalOp("reduce_window", op.inputs, (first,), op.op)
             yield replace(op, inputs=(first, *op.inputs[1:]))
 
+    def _pad_images(self, copy: int, op: LocalOp) -> None:
+        """XLA:TPU tiles what the gradient of a grouped kernel takes in by images alone."""
+        assert op.window is not None
+        here, kernel = self.values[copy], self.values[op.inputs[1]]
+        images = kernel.shape[op.window.orders[1][-2]]
+        rows = 2 if here.dtype == "bf16" else 1
+        nbytes = rows * here.nbytes * -(-images // LANES) * LANES // images
+        self.values[copy] = replace(here, nbytes=nbytes)
+
     def _is_ordered(self, op: LocalOp, position: int, value: int) -> bool:
         """Whether a convolution has an operand or its result as XLA:CPU's library wants it."""
         assert op.window is not None
@@ -248,10 +264,12 @@ class _Fuser:
         if op.kind == "reduce":
             whole = self.cpu and _is_large(self.values[value]) and not self._is_product(value)
             return read if whole else "reduce"
+        if self.tpu and _is_grouped_gradient(op):
+            return "copy"
+        if self.tpu and op.kind in PRODUCTS:
+            return "soft"  # XLA:TPU computes it as the product takes it in
         if op.kind == "convolution" and self.cpu and not self._is_ordered(op, position, value):
             return "copy"
-        if self.tpu and op.kind == "dot_general":
-            return "soft"  # XLA:TPU computes it as the product takes it in
         if op.sides is not None and self.cpu:
             side, shape = op.sides[position], self.values[value].shape
             if needs_copy(shape, side, position == 0):
@@ -306,8 +324,11 @@ class _Fuser:
             user is not None and self._is_cut(op, user) for user, _ in users
         ):
             return True
-        if count <= 1 or (self.tpu and op.kind in ELEMENTWISE):
-            return False  # XLA:TPU rather computes it once more for each reader
+        if count <= 1:
+            return False
+        if self.tpu and op.kind in ELEMENTWISE:
+            # XLA:TPU rather computes it once more for each reader than to write and read it.
+            return len(self._leaves(op)) > 1
         if any(how == "reduce" for _, how in users) and op.kind != "broadcast_in_dim":
             return True
         if op.kind in EXPENSIVE:
@@ -332,9 +353,23 @@ class _Fuser:
             )
         }
 
+    def _leaves(self, op: LocalOp) -> set[int]:
+        """The buffers with as many elements as an op's result that it is computed from."""
+        value = op.outputs[0]
+        if value not in self.leaves:
+            count, found = math.prod(self.values[value].shape), set[int]()
+            for read in map(self._root, op.inputs):
+                maker = self.maker.get(read)
+                if maker is not None and maker.kind in FUSIBLE and not self.has_buffer(maker):
+                    found |= self._leaves(maker)
+                elif maker is None or maker.kind not in MATERIAL_KINDS:
+                    found.add(read)
+            self.leaves[value] = {v for v in found if math.prod(self.values[v].shape) >= count}
+        return self.leaves[value]
+
     def _is_cheap(self, op: LocalOp) -> bool:
         """Whether ops that fuse compute it again although it has a buffer."""
-        if op.kind not in FUSIBLE:
+        if op.kind not in FUSIBLE or (self.tpu and len(self._leaves(op)) > 1):
             return False
         if op.kind in EXPENSIVE and not (op.kind == "divide" and self._is_spread(op.inputs[1])):
             return False
@@ -374,6 +409,8 @@ class _Fuser:
                     key = (root, op.window.orders[position])
                 if key not in copies:
                     copies[key] = self._like(root)
+                    if self.tpu:
+                        self._pad_images(copies[key], op)
                     within = dict.fromkeys(self._through(root, soft=True), False)
                     found.append(Kernel("copy", (copies[key],), within, None, op.op))
                 reads[copies[key]] = False

@@ -34,6 +34,7 @@ from autoshard.plan_parts import (
 )
 from autoshard.pricing import Node, Priced
 from autoshard.program import MANUAL, Boundary
+from autoshard.reassociated import reassociated
 from autoshard.reshard import layouts
 from autoshard.shardings import (
     MeshShape,
@@ -66,8 +67,9 @@ def interpret(
     }
     final = _result_shardings(graph, mesh, sharding)
     moves = moves_of(graph, priced.resharder, ops, sharding, final)
+    joined = reassociated(graph, by_index) if model.compiler == "tpu" else frozenset()
     placed = [
-        *_reductions(graph, priced, mesh, model, choices),
+        *_reductions(graph, priced, mesh, model, choices, joined),
         *_written(graph, priced),
         *moves.collectives,
     ]
@@ -302,12 +304,18 @@ def _result_shardings(
 
 
 def _reductions(
-    graph: Graph, priced: Priced, mesh: MeshShape, model: CostModel, choices: Sequence[int]
+    graph: Graph,
+    priced: Priced,
+    mesh: MeshShape,
+    model: CostModel,
+    choices: Sequence[int],
+    joined: frozenset[int],
 ) -> list[tuple[Block, PlannedCollective]]:
+    """What completes partial results, but for those that are added to another's first."""
     found = []
     for number, node in enumerate(priced.nodes):
         strategies, choice = node.strategies, choices[number]
-        if strategies is None or not strategies.reduced[choice]:
+        if strategies is None or not strategies.reduced[choice] or node.op in joined:
             continue
         op = graph.ops[node.op]
         kind: CollectiveKind = "reduce_scatter" if strategies.scattered[choice] else "all_reduce"

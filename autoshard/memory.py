@@ -10,6 +10,7 @@ compilers ops run in program order and all-reduces stay apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,9 +18,11 @@ import jax
 
 from autoshard.buffers import Kernel, Kernels, kernels
 from autoshard.cost_models.protocol import Compiler
+from autoshard.cost_models.tiling import stored_elements
 from autoshard.graph import Graph
 from autoshard.local import LocalBlock, LocalOp, LocalProgram, LocalValue
 from autoshard.narrowing import narrowed, with_hoisted
+from autoshard.onehot import with_selects
 from autoshard.schedule import combined, fifo_order
 
 _HALVES = frozenset({"bf16", "f16"})
@@ -96,7 +99,9 @@ def footprint(graph: Graph, program: LocalProgram, compiler: Compiler) -> Footpr
     if compiler == "cpu":
         values, main = _widened(program)
     elif compiler == "tpu":
-        values, main = with_hoisted(narrowed(graph, program), main)
+        program = with_selects(graph, program)
+        values, main = with_hoisted(narrowed(graph, program), program.main)
+        values = [_tiled(value) for value in values]
     arguments = [values[v].nbytes for v in main.params]
     tied_results = {r for _, r in program.ties}
     run = _Run(values, compiler)
@@ -131,6 +136,14 @@ def occupancy(program: LocalProgram, compiler: Compiler) -> Occupancy:
         buffers.setdefault(values[value].source, []).append((start, stop))
     written = {values[v].source for v, kernel in run.copies.items() if kernel.op is not None}
     return Occupancy(len(peak.timeline), buffers, frozenset(written))
+
+
+def _tiled(value: LocalValue) -> LocalValue:
+    """A value as a TPU stores it, with the padding of its tiles."""
+    count = math.prod(value.shape)
+    if not count or not value.nbytes:
+        return value
+    return replace(value, nbytes=value.nbytes * stored_elements(value.shape) // count)
 
 
 def _widened(program: LocalProgram) -> tuple[list[LocalValue], LocalBlock]:

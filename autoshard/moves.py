@@ -42,10 +42,12 @@ class _Copy:
     Attributes:
         made_from: What it is a reshard of; None for a value as an op makes it.
         step: The step that makes it, and the read it is made for.
+        halved: Whether that read takes half of each element.
     """
 
     made_from: _Copy | None = None
     step: tuple[Step, Read] | None = None
+    halved: bool = False
 
 
 def moves_of(
@@ -83,6 +85,7 @@ class _Finder:
         self.there: dict[tuple[int, Sharding | None, Block], dict[Sharding, _Copy]] = {}
         self.copies: list[_Copy] = []
         self.read: list[_Copy] = []
+        self.read_whole: list[_Copy] = []
         self.entering: dict[int, _Copy] = {}  # by id of a raw value: what it enters a loop as
         self.reshards: list[ReshardPlan] = []
 
@@ -95,14 +98,18 @@ class _Finder:
             inside = self._unchanged(read)
             if inside is None:
                 self.read.append(copy)
+                if not self._reads_halves(read):
+                    self.read_whole.append(copy)
             elif not read.returned:  # handing it on to the next round is no use of it
                 self.entering[id(self._raw(inside))] = copy
-        live = self._live()
+        live, whole = self._live(self.read), self._live(self.read_whole)
         collectives, slices = [], []
         for copy in self.copies:
             if id(copy) not in live or copy.step is None:
                 continue
             step, read = copy.step
+            if copy.halved and id(copy) in whole:
+                step = self.resharder.doubled(step)
             if step.kind == "slice":
                 slices.append((read.block, step.seconds * read.trips))
             else:
@@ -120,8 +127,7 @@ class _Finder:
             return self._raw(read.value)
         tensor = self.graph.values[read.value]
         compiler = self.resharder.model.compiler
-        at_end = read.op == len(self.graph.ops) or read.returned
-        halved = not at_end and reads_halves(self.graph.ops[read.op], tensor.dtype, compiler)
+        halved = self._reads_halves(read)
         size = sent_bytes(tensor.nbytes, tensor.dtype, compiler, halved=halved)
         steps = self.resharder.path(tensor.shape, size, source, wanted)
         chain = tuple(s.target for s in steps)
@@ -137,9 +143,15 @@ class _Finder:
         reached = max((i + 1 for i, target in enumerate(chain) if target in there), default=0)
         current = there[chain[reached - 1]] if reached else self._raw(read.value)
         for step in steps[reached:]:
-            current = there[step.target] = _Copy(current, (step, read))
+            current = there[step.target] = _Copy(current, (step, read), halved)
             self.copies.append(current)
         return current
+
+    def _reads_halves(self, read: Read) -> bool:
+        if read.returned or read.op == len(self.graph.ops):
+            return False
+        op, dtype = self.graph.ops[read.op], self.graph.values[read.value].dtype
+        return reads_halves(self.graph, op, dtype, self.resharder.model.compiler)
 
     def _unchanged(self, read: Read) -> int | None:
         """The value that a loop carries unchanged, if this read only gives it to the loop."""
@@ -151,9 +163,9 @@ class _Finder:
         inside = loop.results[read.position]
         return inside if loop.returned[0][read.position] == inside else None
 
-    def _live(self) -> set[int]:
-        """Ids of the copies that something reads."""
-        waiting, live = list(self.read), set()
+    def _live(self, read: Sequence[_Copy]) -> set[int]:
+        """Ids of the copies that these are, and of all that they are made from."""
+        waiting, live = list(read), set()
         while waiting:
             copy: _Copy | None = waiting.pop()
             while copy is not None and id(copy) not in live:

@@ -1,9 +1,10 @@
-"""Floats that XLA:TPU stores and moves in half of their size, because only products read them.
+"""Floats that XLA:TPU stores and moves in half of their size, because that is all that is read.
 
 At JAX's default precision XLA:TPU multiplies f32 operands as bf16 (one pass of the matrix unit). It
 converts such an operand where it is made, not where it is read: a value that nothing but products
-reads is kept as bf16, and gathered and exchanged as bf16 on the way to them. Seen in programs that
-libtpu 0.0.42 compiled ahead of time. A product of higher precision keeps its operands as they are.
+reads is kept as bf16, and gathered and exchanged as bf16 on the way to them. So is what the program
+itself converts to bf16 after it has moved. Seen in programs that libtpu 0.0.42 compiled ahead of
+time, and alike where they are manual. A product of higher precision keeps its operands as they are.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ _MOVES = frozenset(
 )
 
 
-def reads_halves(op: Op, dtype: str, compiler: str) -> bool:
+def reads_halves(graph: Graph, op: Op, dtype: str, compiler: str) -> bool:
     """Whether an op reads operands of that type as bf16."""
-    return compiler == "tpu" and dtype == "f32" and op.kind in PRODUCTS and not op.is_precise
+    if compiler != "tpu" or dtype != "f32":
+        return False
+    if op.kind == "convert":
+        return graph.values[op.results[0]].dtype == "bf16"
+    return op.kind in PRODUCTS and not op.is_precise
 
 
 def narrowed(graph: Graph, program: LocalProgram) -> list[LocalValue]:
@@ -30,9 +35,12 @@ def narrowed(graph: Graph, program: LocalProgram) -> list[LocalValue]:
     values = list(program.values)
     wide = {v for v, value in enumerate(values) if value.dtype != "f32"}
     readers: dict[int, list[LocalOp]] = {}
+    moved: set[int] = set()
     for block in _blocks(program.main):
         wide |= {*block.params, *block.returned}
         for op in block.ops:
+            if op.kind in _MOVES:
+                moved |= {*op.outputs}
             if op.blocks:
                 wide |= {*op.outputs}
                 if op.kind == "while":
@@ -46,12 +54,15 @@ def narrowed(graph: Graph, program: LocalProgram) -> list[LocalValue]:
         if value not in known:
             known[value] = False
             users = [op for op in readers.get(value, ()) if not op.blocks]
-            known[value] = value not in wide and bool(users) and all(map(wants_halves, users))
+            known[value] = value not in wide and bool(users)
+            known[value] &= all(wants_halves(op, value) for op in users)
         return known[value]
 
-    def wants_halves(op: LocalOp) -> bool:
+    def wants_halves(op: LocalOp, value: int) -> bool:
         if op.kind in PRODUCTS:
-            return reads_halves(graph.ops[op.op], "f32", "tpu")
+            return reads_halves(graph, graph.ops[op.op], "f32", "tpu")
+        if op.kind == "convert":
+            return value in moved and values[op.outputs[0]].dtype == "bf16"
         return op.kind in _MOVES and all(map(is_narrow, op.outputs))
 
     # From the end of the program to its start, so that no search goes deep.

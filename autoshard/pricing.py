@@ -215,7 +215,7 @@ class _Builder:
 
     def _sent(self, tensor: Tensor, reader: Op | None = None) -> int:
         compiler = self.model.compiler
-        halved = reader is not None and reads_halves(reader, tensor.dtype, compiler)
+        halved = reader is not None and reads_halves(self.graph, reader, tensor.dtype, compiler)
         return sent_bytes(tensor.nbytes, tensor.dtype, compiler, halved=halved)
 
     def _in_order(self, sharding: Sharding) -> bool:

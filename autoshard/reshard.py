@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -304,6 +304,14 @@ class Resharder:
             seconds = float(table.seconds[row, following])
             steps.append(self._step(shape, here, there, nbytes, seconds))
         return tuple(steps)
+
+    def doubled(self, step: Step) -> Step:
+        """The step for a tensor of elements twice as large."""
+        if step.kind == "slice":
+            return replace(step, nbytes=2 * step.nbytes, seconds=2 * step.seconds)
+        size = np.array([2 * step.nbytes])
+        seconds = float(self._price(step.kind, step.axes, size, size)[0])
+        return replace(step, nbytes=2 * step.nbytes, seconds=seconds)
 
     def _table(self, shape: tuple[int, ...], nbytes: int) -> _Table:
         key = (shape, nbytes)

@@ -38,6 +38,28 @@ def test_what_is_half_already_stays_as_it_is() -> None:
     assert gather.nbytes == 2 * 256 * 1024
 
 
+def test_what_is_only_converted_to_half_moves_in_half() -> None:
+    def scaled(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x * w.astype(jnp.bfloat16)
+
+    mesh = Topology("v5e:4x4").mesh({"data": 4, "model": 4})
+    step = autoshard(scaled, mesh, in_shardings=(P(), P("data")), out_shardings=P())
+    x, w = (jax.ShapeDtypeStruct((256, 1024), dtype) for dtype in ("bfloat16", "float32"))
+    (gather,) = step.plan(x, w).collectives
+    assert gather.nbytes == 2 * 256 * 1024
+
+
+def test_what_something_else_reads_too_moves_whole() -> None:
+    def products(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.dot(x, w), jnp.dot(2.0 * x, w, precision="highest")
+
+    mesh = Topology("v5e:4x4").mesh({"data": 4, "model": 4})
+    rows = P(("data", "model"), None)
+    step = autoshard(products, mesh, in_shardings=(rows, P("data", None)), out_shardings=rows)
+    (gather,) = step.plan(X, W).collectives
+    assert gather.nbytes == 4 * 256 * 1024
+
+
 def test_a_gathered_operand_is_held_in_half_too() -> None:
     held = [planned(precision).predicted.peak_bytes for precision in (None, "highest")]
     assert held[1] - held[0] == 2 * 256 * 1024

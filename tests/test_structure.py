@@ -40,6 +40,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "local",
         "localize",
         "narrowing",
+        "reassociated",
+        "onehot",
         "kinds",
         "pooling",
         "buffers",
