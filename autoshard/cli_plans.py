@@ -75,6 +75,10 @@ def add_plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
         help="write the program with its shardings: StableHLO as .mlir (text) or .mlirbc",
     )  # fmt: skip
     plan.add_argument(
+        "--trace", type=Path, metavar="FILE.json",
+        help="write the predicted schedule of a step as a Chrome trace, for Perfetto",
+    )  # fmt: skip
+    plan.add_argument(
         "--save-problem", type=Path, metavar="FILE",
         help="write the problem that was solved, .json or .json.gz, for `autoshard solve`",
     )  # fmt: skip
@@ -135,6 +139,7 @@ def _about_plan(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> int:
     check_folder(options.save)
     check_folder(options.write)
+    check_folder(options.trace)
     check_folder(options.save_problem)
     limit = None if options.memory_limit is None else parse_bytes(options.memory_limit)
     pins = dict(named_pin(text) for text in options.pin)
@@ -175,6 +180,8 @@ def _plan(options: argparse.Namespace) -> int:
         save_problem(plan.problem(), options.save_problem)
     if options.save is not None:
         plan.save(options.save)
+    if options.trace is not None:
+        plan.write_trace(options.trace)
     if options.write is not None:
         plan.write_stablehlo(options.write)
     if front is not None:

@@ -44,6 +44,7 @@ from autoshard.shardings import (
     replicated,
     splitting,
 )
+from autoshard.timeline import timeline_of
 from autoshard.twins import FINDS_TWINS, Twins, twins_of
 from autoshard.uneven import Uneven, uneven_of
 from autoshard.work import is_product, matmul_sizes, partial_bytes, work_of
@@ -86,10 +87,17 @@ def interpret(
         chains={(r.value, r.chain[-1]): r.chain for r in moves.reshards},
         twins=twins.ops,
     )
-    memory = footprint(graph, localize(graph, mesh, decisions), model.compiler)
+    local = localize(graph, mesh, decisions)
+    memory = footprint(graph, local, model.compiler)
+    slices = [moved for moved in moves.slices if moved.block not in left_out]
     compute_s = sum(op.seconds * op.trips for op in counted)
-    compute_s += sum(s for block, s in moves.slices if block not in left_out)
+    compute_s += sum(moved.seconds for moved in slices)
     communication_s = sum(c.seconds * c.trips for c in collectives)
+    timeline = timeline_of(
+        graph, local, mesh, model, ops=counted, collectives=collectives, slices=slices
+    )
+    # Sums in another order differ in their last digits.
+    exposed_s = min(communication_s, max(0.0, timeline.seconds - compute_s))
     found = Plan(
         mesh=mesh,
         cost_model=model.name,
@@ -114,8 +122,10 @@ def interpret(
             compute_s=compute_s,
             communication_s=communication_s,
             dispatch_s=model.dispatch_s,
-            step_s=compute_s + communication_s + model.dispatch_s,
+            step_s=compute_s + exposed_s + model.dispatch_s,
+            exposed_s=exposed_s,
         ),
+        timeline=timeline.events,
         memory=tuple(MemoryPoint(op, b) for op, b in memory.timeline),
         holders=tuple(MemoryHolder(n, b) for n, b in memory.holders),
         uncounted_loops=tuple(

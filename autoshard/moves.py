@@ -21,18 +21,35 @@ from autoshard.shardings import MeshShape, Sharding
 
 
 @dataclass(frozen=True, slots=True)
+class MovedSlice:
+    """A step of a reshard that only takes a part of what a device holds.
+
+    Attributes:
+        block: Where it happens.
+        op: Index of the op that it is for; the number of ops for the end of the program.
+        value: Id of the value.
+        seconds: Time of all its executions in one call [s].
+    """
+
+    block: Block
+    op: int
+    value: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Moves:
     """All reshards of a program.
 
     Attributes:
         reshards: Per read in another sharding than the value has, the chain that leads there.
         collectives: The collectives in them, each once, and the blocks they are in.
-        slices: Time of local slices in all executions [s], and the blocks they are in.
+        slices: The local slices in them.
     """
 
     reshards: tuple[ReshardPlan, ...]
     collectives: tuple[tuple[Block, PlannedCollective], ...]
-    slices: tuple[tuple[Block, float], ...]
+    slices: tuple[MovedSlice, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -111,7 +128,8 @@ class _Finder:
             if copy.halved and id(copy) in whole:
                 step = self.resharder.doubled(step)
             if step.kind == "slice":
-                slices.append((read.block, step.seconds * read.trips))
+                seconds = step.seconds * read.trips
+                slices.append(MovedSlice(read.block, read.op, read.value, seconds))
             else:
                 moved = collective(self.graph, self.resharder.mesh, read, step, step.kind)
                 collectives.append((read.block, moved))

@@ -31,6 +31,7 @@ from autoshard.plan_parts import (
     Predicted,
     ReshardPlan,
     SolverReport,
+    TimelineEvent,
 )
 from autoshard.records import plain, record
 from autoshard.shardings import MeshShape, Sharding, local_shape, to_partition_spec
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from autoshard.why import Reason
 
 
-FORMAT = 2
+FORMAT = 3
 
 
 """Version of the JSON form."""
@@ -88,6 +89,7 @@ class Plan:
         reshards: Every change of sharding.
         collectives: Every collective asked for.
         predicted: Totals.
+        timeline: What takes time, and when, in the schedule that the predicted step is.
         memory: Live bytes over the program.
         holders: What holds memory at the peak, the largest first.
         uncounted_loops: Loops whose trip count the program does not state, by source line; every
@@ -114,6 +116,7 @@ class Plan:
     reshards: tuple[ReshardPlan, ...]
     collectives: tuple[PlannedCollective, ...]
     predicted: Predicted
+    timeline: tuple[TimelineEvent, ...]
     memory: tuple[MemoryPoint, ...]
     holders: tuple[MemoryHolder, ...]
     uncounted_loops: tuple[str, ...]
@@ -414,6 +417,17 @@ class Plan:
         """Write the plan as JSON; the file appears whole or not at all."""
         text = json.dumps(self.to_json(), indent=1, allow_nan=False)
         _write_whole(file_path(path, "where to save the plan"), text.encode())
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the predicted schedule of a step as a Chrome trace, for Perfetto.
+
+        Raises:
+            InputError: There is no folder to write to.
+        """
+        from autoshard.trace import trace
+
+        text = json.dumps(trace(self), allow_nan=False)
+        _write_whole(file_path(path, "where to write the trace"), text.encode())
 
     def write_stablehlo(self, path: str | os.PathLike[str]) -> None:
         """Write the program with all its shardings: text to ``.mlir``, bytecode to ``.mlirbc``.

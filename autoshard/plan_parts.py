@@ -138,10 +138,11 @@ class Predicted:
         hbm_bytes: Memory traffic [bytes].
         collective_bytes: Bytes one device sends in collectives.
         peak_bytes: Arguments + results + temporaries - aliased, at the worst moment [bytes].
-        compute_s: Time in ops, without communication [s].
-        communication_s: Time in collectives [s].
+        compute_s: Sum of the time in ops, without communication [s].
+        communication_s: Sum of the time in collectives [s].
         dispatch_s: Time to start the call [s].
-        step_s: Time of the call [s].
+        step_s: Time of the call by its schedule [s]: ``compute_s + exposed_s + dispatch_s``.
+        exposed_s: Time of the schedule in which the device waits for communication [s].
     """
 
     flops: float
@@ -152,6 +153,40 @@ class Predicted:
     communication_s: float
     dispatch_s: float
     step_s: float
+    exposed_s: float
+
+    @property
+    def hidden_s(self) -> float:
+        """Communication that runs beside arithmetic, or beside other communication [s]."""
+        return max(0.0, self.communication_s - self.exposed_s)
+
+    @property
+    def sum_s(self) -> float:
+        """Time of the call if nothing overlapped [s]; what a solver minimizes, and the start."""
+        return self.compute_s + self.communication_s + self.dispatch_s
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """Something that takes time in the schedule of a step.
+
+    Attributes:
+        name: What it is.
+        kind: ``compute``, ``loop``, or the kind of the collective.
+        streams: What it occupies: ``compute``, links.
+        op: Index of the op that it is, or serves; the number of ops for the end of the program.
+        start_s: When it starts, from the start of the program [s]; in a loop, in its first round.
+        seconds: How long it takes [s]; a loop with all its rounds.
+        executions: How often it happens in one call.
+    """
+
+    name: str
+    kind: str
+    streams: tuple[str, ...]
+    op: int
+    start_s: float
+    seconds: float
+    executions: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,11 @@ def plan_text(plan: Plan) -> str:
         f"Plan on {plan.mesh} ({plan.mesh.devices} devices), cost model {plan.cost_model}",
         f"  predicted step {seconds(p.step_s)}: compute and memory {seconds(p.compute_s)}, "
         f"communication {seconds(p.communication_s)}"
+        + (
+            f" ({seconds(p.hidden_s)} of it hidden, {seconds(p.exposed_s)} exposed)"
+            if p.hidden_s > 1e-9 * p.communication_s
+            else ""
+        )
         + (f", starting the call {seconds(p.dispatch_s)}" if p.dispatch_s else ""),
         f"  predicted peak {nbytes(p.peak_bytes)} per device"
         + (f" of {nbytes(plan.memory_limit)}" if plan.memory_limit is not None else "")

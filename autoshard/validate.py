@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from autoshard.cost_models.protocol import wire_bytes
 from autoshard.execute import Executable
 from autoshard.kinds import PRODUCTS
 from autoshard.plan import Plan
-from autoshard.plan_parts import PlannedCollective
+from autoshard.plan_parts import PlannedCollective, Predicted
 from autoshard.plan_text import nbytes, seconds
 from autoshard.signature import ties
 
@@ -43,8 +43,12 @@ class Figures:
         flops: Of dots and convolutions [FLOP].
         collective_bytes: Bytes that one device sends.
         peak_bytes: Arguments + results + temporaries - aliased [bytes].
-        step_s: Time of the call [s].
+        step_s: Time of the call [s]; predicted, that of its schedule.
         hbm_bytes: Bytes read from and written to main memory.
+        compute_s: Sum of the time in ops without communication [s].
+        communication_s: Sum of the time in collectives [s].
+        hidden_s: Communication that runs beside something else [s].
+        exposed_s: Communication that the device waits for [s].
     """
 
     flops: float | None = None
@@ -52,6 +56,15 @@ class Figures:
     peak_bytes: int | None = None
     step_s: float | None = None
     hbm_bytes: float | None = None
+    compute_s: float | None = None
+    communication_s: float | None = None
+    hidden_s: float | None = None
+    exposed_s: float | None = None
+
+    @classmethod
+    def of(cls, predicted: Predicted) -> Figures:
+        """What a plan predicts."""
+        return cls(**{f.name: getattr(predicted, f.name) for f in fields(cls)})
 
     def to_json(self) -> dict[str, float | int | None]:
         """As plain JSON values."""
@@ -135,6 +148,10 @@ class Validation:
             ("memory traffic", "hbm_bytes", nbytes),
             ("peak memory", "peak_bytes", nbytes),
             ("step time", "step_s", seconds),
+            ("  sum of compute", "compute_s", seconds),
+            ("  sum of comm.", "communication_s", seconds),
+            ("  hidden comm.", "hidden_s", seconds),
+            ("  exposed comm.", "exposed_s", seconds),
         ):
             cells = [getattr(f, name) for f in (self.predicted, self.compiled, self.measured)]
             shown = "".join(f"{'-' if c is None else show(c):>14}" for c in cells)
@@ -217,13 +234,12 @@ def validate(
 
 def compared(plan: Plan, program: CompiledProgram | None) -> Validation:
     """A plan held against a compiled program, or against none; nothing is run."""
-    p = plan.predicted
     unnamed: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     if program is not None:
         unnamed, absent = match_collectives(plan.collectives, program.collectives)
     return Validation(
-        predicted=Figures(p.flops, p.collective_bytes, p.peak_bytes, p.step_s, p.hbm_bytes),
+        predicted=Figures.of(plan.predicted),
         compiled=Figures()
         if program is None
         else Figures(

@@ -17,7 +17,9 @@ from autoshard.cost_models.protocol import (
     CostModel,
     Floats,
     MeshAxis,
+    Overlaps,
     Work,
+    is_asynchronous,
 )
 from autoshard.errors import InputError
 
@@ -133,6 +135,15 @@ class MeasuredModel:
     def op_s(self, work: Work) -> Floats:
         """Time of the op [s], ``[S]``."""
         return self._otherwise.op_s(work) * self._correction(work)
+
+    def is_asynchronous(self, kind: CollectiveKind) -> bool:
+        """As the model underneath says."""
+        return is_asynchronous(self._otherwise, kind)
+
+    def links(self, axes: tuple[MeshAxis, ...]) -> tuple[str, ...]:
+        """As the model underneath says."""
+        model = self._otherwise
+        return model.links(axes) if isinstance(model, Overlaps) else tuple(a.name for a in axes)
 
     def collective_s(
         self, kind: CollectiveKind, nbytes: Floats, axes: tuple[MeshAxis, ...]

@@ -121,6 +121,30 @@ def emitted(model: CostModel, kind: CollectiveKind, axes: tuple[MeshAxis, ...]) 
     return model.emitted(kind, axes) if isinstance(model, Emits) else kind
 
 
+@runtime_checkable
+class Overlaps(Protocol):
+    """A cost model that knows which collectives run beside arithmetic, and on what."""
+
+    def is_asynchronous(self, kind: CollectiveKind) -> bool:
+        """Whether the compiler lets independent arithmetic run while such a collective does."""
+        ...
+
+    def links(self, axes: tuple[MeshAxis, ...]) -> tuple[str, ...]:
+        """Names of what a collective over mesh axes occupies; two that share one take turns."""
+        ...
+
+
+def is_asynchronous(model: CostModel, kind: CollectiveKind) -> bool:
+    """Whether independent arithmetic runs beside a collective: not unless the model says so."""
+    return isinstance(model, Overlaps) and model.is_asynchronous(kind)
+
+
+def links(model: CostModel, axes: tuple[MeshAxis, ...]) -> tuple[str, ...]:
+    """What a collective occupies: the links along its mesh axes, unless the model says else."""
+    named = model.links(axes) if isinstance(model, Overlaps) else tuple(a.name for a in axes)
+    return tuple(f"links {name}" for name in named)
+
+
 def wire_bytes(kind: CollectiveKind, nbytes: float, devices: int) -> float:
     """Bytes that one device sends in a bandwidth-optimal collective of ``devices`` devices.
 

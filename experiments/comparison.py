@@ -246,10 +246,10 @@ def compare(
 
 
 def _row(name: str, program: Program, timing: Timing | None) -> Row:
-    p, read = program.plan.predicted, read_compiled(program.compiled)
+    read = read_compiled(program.compiled)
     return Row(
         name,
-        Figures(p.flops, p.collective_bytes, p.peak_bytes, p.step_s),
+        Figures.of(program.plan.predicted),
         Figures(read.flops, read.collective_bytes, read.peak_bytes),
         Figures(step_s=timing.step_s.median if timing else None),
     )

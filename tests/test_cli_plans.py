@@ -77,6 +77,7 @@ def test_plan_saves_and_prints_what_it_planned(
     module = folder / "shell_program.py"
     words = ["plan", f"{module}:train_step", "--example", f"{module}:example"]
     words += ["--mesh", "data=4,model=2", "--pin", "batch['x']=data", "--memory-limit", "1GiB"]
+    words += ["--trace", str(folder / "trace.json")]
     data = answer([*words, "--pin", "result[0]['up']=None,data*model"], capsys)
     other = Plan.from_json(data)
     assert other.memory_limit == 2**30
@@ -85,6 +86,8 @@ def test_plan_saves_and_prints_what_it_planned(
         "batch['x']": (("data",), ()),
         "result[0]['up']": ((), ("data", "model")),
     }
+    trace = json.loads((folder / "trace.json").read_text("utf-8"))
+    assert trace["otherData"]["compute_sum_s"] == other.predicted.compute_s
 
 
 def test_examples_may_be_keywords_one_array_or_a_jitted_function(

@@ -25,11 +25,11 @@ from jax.sharding import PartitionSpec as P
 
 from autoshard import InputError, UnknownOpWarning, autoshard
 from autoshard.cost_models.compiled import read_compiled
+from autoshard.experiments.random_plans import RandomPlans
 from autoshard.twins import FINDS_TWINS
 from autoshard.validate import Validation
 from tests.calls import HEARD, SITUATIONS
 from tests.lowering import mesh_of
-from tests.random_plans import RandomPlans
 from tests.situations import POLICIES
 from tests.zoo import PROGRAMS
 

@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec as P
 
 from autoshard import FallbackWarning, InputError, autoshard, partition
 from autoshard.collectives_lowering import permutation, replica_groups
+from autoshard.experiments.random_plans import RandomPlans
 from autoshard.experiments.workloads import make
 from autoshard.shardings import MeshShape
 from autoshard.validate import Validation
 from tests.lowering import Simple, mesh_of
-from tests.random_plans import RandomPlans
 from tests.zoo import PROGRAMS
 
 WORKLOADS = ("mlp", "llama", "llama_unrolled", "moe", "llama_decode", "flax_transformer")

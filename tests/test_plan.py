@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InputError, PlanMismatchError
+from autoshard.experiments.random_plans import RandomPlans
 from autoshard.extract import extract
 from autoshard.plan import Plan, spec
 from tests.lowering import MESH, graph_of, shape_of
-from tests.random_plans import RandomPlans
 from tests.test_planner import plan_of
 from tests.zoo import PROGRAMS
 
@@ -75,7 +75,7 @@ def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
 
 
 def test_another_format_is_refused_by_number(data: Any) -> None:
-    with pytest.raises(InputError, match="format 2"):
+    with pytest.raises(InputError, match="format 3"):
         Plan.from_json({**data, "format": 99})
 
 

@@ -13,6 +13,7 @@ from jax import lax
 
 from autoshard.cost_models.protocol import MeshAxis, wire_bytes
 from autoshard.errors import InfeasibleError, InputError
+from autoshard.experiments.random_plans import RandomPlans
 from autoshard.interpret import interpret
 from autoshard.plan import Plan
 from autoshard.planner import plan_module
@@ -21,7 +22,6 @@ from autoshard.problem import evaluate
 from autoshard.shardings import Sharding, divides, local_shape
 from autoshard.solvers import SOLVERS
 from tests.lowering import MESH, Simple, boundaries, graph_of, lowered, module_of, shape_of
-from tests.random_plans import RandomPlans
 from tests.zoo import PROGRAMS
 
 X, W = np.ones((16, 32), np.float32), np.ones((32, 64), np.float32)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from autoshard.errors import InputError
+from autoshard.experiments.random_plans import RandomPlans
 from autoshard.plan import Plan
 from autoshard.problem import evaluate
 from autoshard.replan import Replanner
 from autoshard.solvers import SOLVERS
-from tests.random_plans import RandomPlans
 from tests.test_planner import plan_of
 from tests.training import planned
 from tests.zoo import PROGRAMS

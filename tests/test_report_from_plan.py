@@ -60,3 +60,13 @@ def test_edges_join_ops_of_the_plan_and_carry_its_reshards() -> None:
     assert makers & {op.index for op in plan.ops}
     resharded = data.edges[data.edges["reshard"] != ""]
     assert len(resharded) >= len([r for r in plan.reshards if r.reader < len(data.memory)]) > 0
+
+
+def test_the_schedule_of_the_report_is_the_plans() -> None:
+    plan, data = planned()
+    ends = data.timeline["start_s"] + data.timeline["seconds"]
+    told = dict(zip(data.schedule["what"], data.schedule["seconds"], strict=True))
+    assert ends.max() == pytest.approx(plan.predicted.step_s - plan.predicted.dispatch_s)
+    assert told["schedule of a step"] == plan.predicted.step_s
+    parts = told["communication hidden"] + told["communication exposed"]
+    assert parts == pytest.approx(told["communication, sum"])

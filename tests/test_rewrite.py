@@ -13,13 +13,13 @@ import pytest
 
 from autoshard import autoshard
 from autoshard.errors import PlanMismatchError
+from autoshard.experiments.random_plans import RandomPlans
 from autoshard.plan import Plan
 from autoshard.planner import plan_module
 from autoshard.program import normalize
 from autoshard.rewrite import rewrite
 from autoshard.validate import Validation
 from tests.lowering import MESH, Simple, boundaries, lowered, mesh_of, module_of
-from tests.random_plans import RandomPlans
 from tests.zoo import PROGRAMS
 
 QUICK = (

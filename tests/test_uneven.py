@@ -15,11 +15,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from autoshard import autoshard
+from autoshard.experiments.random_plans import RandomPlans
 from autoshard.plan import Plan
 from autoshard.shardings import MeshShape, divides, loosened, pads
 from autoshard.validate import Validation
 from tests.lowering import Simple, mesh_of
-from tests.random_plans import RandomPlans
 
 MESHES = ((3,), (5,), (6,), (7,), (8,), (3, 2), (4, 2), (2, 2, 2))
 # From jax 0.12 on XLA may replicate what is gathered along one axis and sent along another, if its

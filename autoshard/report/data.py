@@ -19,6 +19,8 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "collectives": ("kind", "axes", "bytes", "trips", "seconds", "source"),
     "memory": ("time", "bytes", "label"),
+    "timeline": ("name", "kind", "streams", "start_s", "seconds", "trips"),
+    "schedule": ("what", "seconds"),
     "edges": ("producer", "consumer", "reshard", "seconds"),
     "comparison": ("plan", "figure", "step_s", "flops", "collective_bytes", "peak_bytes"),
 }  # fmt: skip
@@ -54,6 +56,11 @@ class ReportData:
         collectives: One row per collective that the plan asks for: ``kind``, ``axes`` (as text),
             ``bytes`` sent and ``seconds`` over all its ``trips``, ``source``.
         memory: ``bytes`` in use from each ``time`` (index of an op) on; ``label`` names the op.
+        timeline: The predicted schedule of a step: per event its ``name``, ``kind`` (``compute``,
+            ``loop`` or that of a collective), the ``streams`` it occupies (tuple of texts), when it
+            starts and how long it takes (``start_s``, ``seconds``) and how often it happens in a
+            step (``trips``); of a loop the first round, at the time of the loop.
+        schedule: What the predicted step is made of: ``what``, as text, and its ``seconds``.
         edges: One row per value read: index of the ``producer`` op (-1 for an argument) and of the
             ``consumer``, the ``reshard`` between them as text (empty: none) and its ``seconds``.
         comparison: Rows of ``plan``, ``figure`` (predicted, compiled or measured), ``step_s``,
@@ -74,6 +81,8 @@ class ReportData:
     ops: pd.DataFrame = field(default_factory=lambda: _empty("ops"))
     collectives: pd.DataFrame = field(default_factory=lambda: _empty("collectives"))
     memory: pd.DataFrame = field(default_factory=lambda: _empty("memory"))
+    timeline: pd.DataFrame = field(default_factory=lambda: _empty("timeline"))
+    schedule: pd.DataFrame = field(default_factory=lambda: _empty("schedule"))
     edges: pd.DataFrame = field(default_factory=lambda: _empty("edges"))
     comparison: pd.DataFrame = field(default_factory=lambda: _empty("comparison"))
 

@@ -63,6 +63,24 @@ def report_data(
         else _frame("ops", []),
         collectives=_frame("collectives", [_collective(c) for c in plan.collectives]),
         memory=_frame("memory", _memory(plan)),
+        timeline=_frame(
+            "timeline",
+            [
+                (e.name, e.kind, e.streams, e.start_s, e.seconds, e.executions)
+                for e in plan.timeline
+            ],
+        ),
+        schedule=_frame(
+            "schedule",
+            [
+                ("schedule of a step", predicted.step_s),
+                ("compute and memory, sum", predicted.compute_s),
+                ("communication, sum", predicted.communication_s),
+                ("communication hidden", predicted.hidden_s),
+                ("communication exposed", predicted.exposed_s),
+                ("starting the call", predicted.dispatch_s),
+            ],
+        ),
         edges=_frame("edges", list(_edges(plan))),
         comparison=_frame("comparison", [own]) if comparison is None else comparison,
     )

@@ -319,6 +319,38 @@ function memory() {
     h("div", { class: "card pad" }, chart, readout));
 }
 
+function timeline() {
+  const rows = table("timeline");
+  if (!rows.length) return null;
+  const W = 1064, left = 110, right = 12, lane = 34, top = 6;
+  const lanes = [...new Set(rows.flatMap((r) => r.streams))].sort((a, b) => (a !== "compute") - (b !== "compute") || (a < b ? -1 : 1));
+  const H = top + lane * lanes.length + 26;
+  const end = Math.max(...rows.map((r) => r.start_s + r.seconds));
+  const x = (t) => left + ((W - left - right) * t) / end;
+  const sends = (r) => r.kind !== "compute" && r.kind !== "loop";
+  const idle = "Move over the chart to see what is running.";
+  const readout = h("div", { class: "readout" }, idle);
+  const boxes = [];
+  for (const r of rows) {
+    const width = x(r.start_s + r.seconds) - x(r.start_s);
+    if (width < 0.3) continue; // too short to see
+    const colour = sends(r) ? "--comm" : r.kind === "loop" ? "--axis2" : "--compute";
+    for (const stream of r.streams) {
+      const row = top + lane * lanes.indexOf(stream);
+      const at = r.kind === "loop" ? { y: row + 2, height: 4 } : { y: row + 8, height: lane - 12 };
+      boxes.push(s("rect", { x: x(r.start_s).toFixed(1), width: Math.max(width - 0.4, 0.3).toFixed(1), ...at, style: `fill:var(${colour})`,
+        onmousemove: () => { readout.textContent = `${time(r.seconds)} from ${time(r.start_s)} on: ${r.name.replace(/_/g, "-")}${r.trips > 1 ? ` (${whole(r.trips)} times in a step)` : ""}${sends(r) && r.streams.includes("compute") ? "; the device waits" : ""}`; } }));
+    }
+  }
+  const chart = s("svg", { viewBox: `0 0 ${W} ${H}`, width: "100%", class: "memory", role: "img", "aria-label": "schedule of a step", onmouseleave: () => { readout.textContent = idle; } },
+    lanes.map((name, i) => [s("line", { class: "grid", x1: left, x2: W - right, y1: top + lane * (i + 1), y2: top + lane * (i + 1) }), s("text", { x: left - 10, y: top + lane * i + lane / 2 + 5, "text-anchor": "end" }, name)]),
+    boxes, s("text", { x: left, y: H - 6 }, "0"), s("text", { x: W - right, y: H - 6, "text-anchor": "end" }, time(end)));
+  const parts = h("div", { class: "legend" }, table("schedule").map((p) => h("span", {}, p.what, h("b", {}, time(p.seconds)))));
+  return section("schedule", "Schedule", "What runs when",
+    "Predicted schedule of one device in one step. A collective on the lane of compute keeps the device waiting; one beside it is hidden. Of a loop the first round is drawn, under a bar as long as all its rounds.",
+    h("div", { class: "card pad" }, parts, chart, readout));
+}
+
 function parameters() {
   const rows = table("arguments").map((r) => ({ ...r, elements: r.shape.reduce((a, b) => a * b, 1),
     ways: r.sharding.flat().reduce((n, a) => n * DATA.mesh.sizes[AXES.indexOf(a)], 1) }));
@@ -409,7 +441,7 @@ function allOps() {
 }
 
 const page = document.getElementById("page");
-const sections = [comparison(), costs(), memory(), parameters(), graph()].filter(Boolean);
+const sections = [comparison(), costs(), timeline(), memory(), parameters(), graph()].filter(Boolean);
 if (sections.length) sections[sections.length - 1].append(allOps());
 page.append(header(), h("nav", {}, sections.map((x) => h("a", { href: `#${x.id}` }, x.dataset.short))), tiles(), ...sections,
   h("footer", {}, `${DATA.solver.status} · ${DATA.versions.map(([n, v]) => `${n} ${v}`).join(" · ")}`));
