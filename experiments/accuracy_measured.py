@@ -302,9 +302,7 @@ class Summary:
     @property
     def holds(self) -> bool:
         """Whether all goals are met."""
-        return (
-            self.error <= ERROR_GOAL and self.tau >= TAU_GOAL and self.regret <= REGRET_GOAL
-        )
+        return self.error <= ERROR_GOAL and self.tau >= TAU_GOAL and self.regret <= REGRET_GOAL
 
     def __str__(self) -> str:
         return (
