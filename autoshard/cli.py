@@ -19,6 +19,7 @@ from rich.console import Console
 
 from autoshard.cli_accuracy import add_accuracy_command
 from autoshard.cli_bench import add_bench_command
+from autoshard.cli_opt import add_opt_command
 from autoshard.cli_plans import add_plan_commands
 from autoshard.cli_solve import add_solve_command
 from autoshard.errors import AutoshardError, InputError
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_accuracy_command(commands)
     add_solve_command(commands)
+    add_opt_command(commands)
     add_bench_command(commands)
 
     workloads = commands.add_parser("workloads", help="list the programs that come with autoshard")

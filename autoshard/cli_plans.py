@@ -151,7 +151,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     # What the caller's own code prints is no part of the result.
     with contextlib.redirect_stdout(sys.stderr), progress(f"planning {options.function}") as say:
-        function, args, kwargs = _called(options.function, options.example)
+        function, args, kwargs = called(options.function, options.example)
         if isinstance(function, Sharded):
             raise InputError(
                 f"{options.function} is sharded already",
@@ -231,8 +231,13 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(shape, tree)
 
 
-def _called(function: str, given: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """What is to be planned, and its arguments."""
+def called(function: str, given: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What is to be planned, and its arguments.
+
+    Args:
+        function: As it is typed: ``MODULE:FUNCTION``, or a StableHLO file.
+        given: What names its arguments, as it is typed; None for a file.
+    """
     if function.endswith((".mlir", ".mlirbc")):
         if given is not None:
             raise InputError(

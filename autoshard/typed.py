@@ -81,7 +81,7 @@ def load_object(name: str) -> Any:
     place, colon, path = name.rpartition(":")
     if not colon or not place or not path:
         raise InputError(f"cannot read the name {name!r}", fix="write MODULE:NAME or FILE.py:NAME")
-    found: Any = _module(place)
+    found: Any = load_module(place)
     for step in path.split("."):
         if not hasattr(found, step):
             known = [n for n in dir(found) if not n.startswith("_")]
@@ -94,7 +94,12 @@ def load_object(name: str) -> Any:
     return found
 
 
-def _module(place: str) -> ModuleType:
+def load_module(place: str) -> ModuleType:
+    """The module of that name, or in that file; modules of the current folder are found.
+
+    Raises:
+        InputError: There is none.
+    """
     if place.endswith(".py"):
         file = Path(place)
         if not file.is_file():

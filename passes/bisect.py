@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from jax.extend.mlir import ir
 
@@ -52,6 +53,17 @@ class Bisection:
             f"pass {self.position + 1}, {self.made}, breaks it {where}:\n  {self.failure}\n"
             f"  shown by a module of {self.ops} ops"
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "position": self.position,
+            "pass": self.made,
+            "rewrite": None if self.rewrite is None else asdict(self.rewrite),
+            "rewrites": self.rewrites,
+            "failure": self.failure,
+            "ops": self.ops,
+        }
 
 
 def bisect(

@@ -27,7 +27,10 @@ MAX_BYTES = 2**30
 SMALL_INTEGERS = 4
 """Random integers are below this, so that they are indices of most dimensions."""
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK: dict[str, str | bool] = {
+    "xla_backend_optimization_level": "0",
+    "xla_llvm_disable_expensive_passes": True,
+}
 """Options of XLA for programs that run once: the code is slower, and made in half the time."""
 
 _DTYPES = {

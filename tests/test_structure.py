@@ -86,10 +86,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("explain", "why", "tradeoff", "lint", "lint_rules", "lint_hints"),
     ("search",),
     ("foreign",),
-    ("api", "stablehlo"),
+    ("api", "stablehlo", "opt_program"),
     ("terminal", "typed", "solve_files", "solve_runs"),
     ("cli_plans", "cli_solve", "cli_accuracy"),
-    ("cli_bench",),
+    ("cli_bench", "cli_opt"),
     ("cli", "__main__"),
 )
 # A plan opens these rooms above it when it is asked a question, inside the method that asks.
