@@ -35,6 +35,7 @@ BUILTINS: Mapping[str, str] = {
     "collectives": "autoshard.passes.collectives",
     "flatten-calls": "autoshard.passes.flatten_calls",
     "fold-transpose": "autoshard.passes.fold_transpose",
+    "pad": "autoshard.passes.pad",
     "partition": "autoshard.passes.partition",
     "quantize": "autoshard.passes.quantize",
     "reassociate": "autoshard.passes.reassociate",

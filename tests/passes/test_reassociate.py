@@ -72,7 +72,7 @@ def least_chain(sizes: tuple[int, ...]) -> float:
     )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.integers(2, 12), min_size=4, max_size=6), st.randoms(use_true_random=False))
 def test_a_chain_of_matrices_takes_the_fewest_operations(sizes: list[int], random: Any) -> None:
     def in_some_order(*matrices: Any) -> Any:
