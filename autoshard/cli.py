@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -33,6 +33,9 @@ from autoshard.terminal import (
     warnings_as_sentences,
 )
 from autoshard.typed import parse_mesh
+
+if TYPE_CHECKING:
+    import jax
 
 EXIT_INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells give it (128 + SIGINT)."""
@@ -107,9 +110,14 @@ def _parser() -> argparse.ArgumentParser:
     validate.set_defaults(run=_validate)
 
     calibrate = commands.add_parser(
-        "calibrate", help="measure this machine's CPU, for the cost model of CPU meshes"
+        "calibrate", help="measure this machine's devices, for the cost model of meshes of them"
     )
-    calibrate.add_argument("--devices", type=int, default=8, help="default: 8")
+    calibrate.add_argument(
+        "--devices", type=int, help="default: 8 virtual devices of a CPU, else all there are"
+    )
+    calibrate.add_argument(
+        "--backend", default="cpu", help="what JAX calls the devices, e.g. gpu (default: cpu)"
+    )
     calibrate.add_argument(
         "--seconds", type=float, default=20.0, help="time to spend [s] (default: 20)"
     )
@@ -139,16 +147,17 @@ def _calibrate(options: argparse.Namespace) -> int:
             f"{options.seconds} s are no time to measure for",
             fix=f"give --seconds a number up to {MAX_CALIBRATION_S}",
         )
-    mesh = cpu_mesh(parse_mesh(f"x={options.devices}"))
+    devices = _devices(options.backend, options.devices)
     with progress("calibrating") as say:
         calibration = calibrate(
-            tuple(mesh.devices.flat),
+            devices,
             budget_s=options.seconds,
             progress=lambda what, share: say(f"{what} ({share:.0%})"),
         )
     path = save_calibration(calibration, options.output)
     if options.json:
-        print_json({"path": str(path), **dataclasses.asdict(calibration)})
+        errors = {kind: dataclasses.asdict(e) for kind, e in calibration.held_out().items()}
+        print_json({"path": str(path), "held_out": errors, **dataclasses.asdict(calibration)})
         return 0
     print(f"{calibration.machine}: {calibration.devices} devices on {calibration.cores} cores")
     print(f"  dispatch {calibration.dispatch_s * 1e6:.0f} us")
@@ -156,6 +165,12 @@ def _calibrate(options: argparse.Namespace) -> int:
         print(f"  matmul {dtype}: {_rate(fit.per_unit_s['flops'], 1)} GFLOP/s per device")
     for dtype, fit in calibration.elementwise.items():
         print(f"  elementwise {dtype}: {_rate(fit.per_unit_s['bytes'], 2)} GB/s per device")
+    print(f"  programs take {calibration.program_factor:.2f} times their parts")
+    for kind, error in calibration.held_out().items():
+        print(
+            f"  held out, {kind}: {error.median:.0%} off at the median, {error.worst:.0%} at most,"
+            f" of {error.points} points"
+        )
     print(f"  written to {path}")
     if calibration.cpu_share < 0.8:
         print(
@@ -164,6 +179,27 @@ def _calibrate(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _devices(backend: str, count: int | None) -> tuple[jax.Device, ...]:
+    """The devices to calibrate.
+
+    Raises:
+        InputError: JAX has no such backend, or not so many devices.
+    """
+    if backend == "cpu":
+        return tuple(cpu_mesh(parse_mesh(f"x={8 if count is None else count}")).devices.flat)
+    import jax
+
+    try:
+        found = jax.devices(backend)
+    except RuntimeError as error:
+        raise InputError(
+            f"JAX has no devices of {backend}: {error}", fix="say --backend cpu, gpu or tpu"
+        ) from error
+    if count is not None and not 0 < count <= len(found):
+        raise InputError(f"there are {len(found)} devices, not {count}", fix="leave out --devices")
+    return tuple(found[:count])
 
 
 def _rate(seconds_per_unit: float, digits: int) -> str:

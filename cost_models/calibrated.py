@@ -1,4 +1,4 @@
-"""A cost model of a CPU that plays several devices, from a calibration of that CPU."""
+"""A cost model from a calibration: of a CPU that plays several devices, or of other devices."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ SLOW_OPS: dict[str, str] = {
 }
 """Ops whose elements take longer than the traffic, by the unit that was measured for them."""
 
+_COMPILERS: dict[str, Compiler] = {"cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
+
 CONVOLUTION, CONVOLVED, GROUPED = "convolutions", "convolved", "grouped"
 """Units of a convolution: itself, its operations [FLOP], and these where it has groups."""
 
@@ -44,9 +46,9 @@ convolutions with 2 to 64 output features under jaxlib 0.10.2 on a Xeon with 512
 
 
 class CalibratedModel:
-    """Prices on one of the virtual devices of a CPU, from measured constants.
+    """Prices on one of the virtual devices of a CPU, or on another device, from measured constants.
 
-    Unlike on an accelerator nothing overlaps: an op takes its start, its arithmetic and its memory
+    Nothing overlaps here, as on a CPU: an op takes its start, its arithmetic and its memory
     traffic one after the other. Each device works while all others do, on cores that they share,
     so times grow with the number of devices once there are more devices than cores. An op without
     traffic of its own is part of a neighbour's fusion and does not start separately.
@@ -56,25 +58,28 @@ class CalibratedModel:
         devices: Devices of the mesh to price; None: as many as were calibrated.
 
     Attributes:
-        name: ``cpu``.
-        memory_bytes: None: the devices share the machine's memory.
-        compiler: ``cpu``.
+        name: The platform, e.g. ``cpu``.
+        memory_bytes: None: the devices of a CPU share its memory, of others it was not measured.
+        compiler: That of the platform.
         calibration: As given.
         devices: Devices of the mesh it prices.
         dispatch_s: Time of one call of a program on all devices [s].
     """
 
     def __init__(self, calibration: Calibration, *, devices: int | None = None) -> None:
-        self.name = "cpu"
+        self.name: str = calibration.platform
         self.memory_bytes: float | None = None
-        self.compiler: Compiler = "cpu"
+        self.compiler: Compiler = _COMPILERS[calibration.platform]
         self.calibration = calibration
         self.devices = calibration.devices if devices is None else devices
         # Time of the same work per device, relative to the calibrated mesh.
-        self._crowding = max(self.devices, calibration.cores) / max(
-            calibration.devices, calibration.cores
-        )
+        self._crowding = 1.0
+        if calibration.platform == "cpu":
+            self._crowding = max(self.devices, calibration.cores) / max(
+                calibration.devices, calibration.cores
+            )
         self.dispatch_s = calibration.dispatch_s * self._crowding
+        self._crowding *= calibration.program_factor
 
     def compute_s(self, work: Work) -> Floats:
         """Time of the arithmetic [s], ``[S]``.

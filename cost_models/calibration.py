@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,8 +17,9 @@ import numpy as np
 from autoshard.cost_models.protocol import Floats
 from autoshard.errors import InputError
 
-VERSION = 1
-"""Version of the file format; a file of another version is refused."""
+VERSION = 2
+"""Version of the file format. Files of version 1, which lack the errors of what is held out, are
+read; others are refused."""
 
 DEFAULT_FILE = "cpu_default.json"
 """The calibration shipped beside this module: the machine and the date are written in it."""
@@ -35,6 +37,8 @@ class LinearFit:
         per_far_byte_s: That extra [s/byte].
         error: Median relative error of the fit over its observations.
         observations: How many times it was fitted to.
+        held_out: Median relative error at observations that it was not fitted to; None if that was
+            not looked at, or there are too few.
     """
 
     fixed_s: float
@@ -43,6 +47,7 @@ class LinearFit:
     per_far_byte_s: float
     error: float
     observations: int
+    held_out: float | None = None
 
     def bytes_s(self, nbytes: Floats) -> Floats:
         """Time of moving ``nbytes`` [s], same shape, without what is fixed."""
@@ -61,12 +66,32 @@ class Observation:
         seconds: Time of one op while all devices do the same [s].
         spread: Interquartile range over the median of the timed runs.
         samples: Timed runs.
+        kind: ``dispatch``, ``matmul``, ``elementwise`` or a kind of collective.
+        held_out: By a fit to other observations: predicted over measured time, less one; None if
+            no fit can tell.
     """
 
     name: str
     seconds: float
     spread: float
     samples: int
+    kind: str = ""
+    held_out: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """How far fits are off at observations that they were not fitted to.
+
+    Attributes:
+        median: Median of the relative errors.
+        worst: The largest of them.
+        points: How many observations were held out.
+    """
+
+    median: float
+    worst: float
+    points: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +112,10 @@ class Calibration:
             ``transcendentals``, ``powers`` and ``transposes`` (elements computed or moved so).
         collectives: By kind, then group size: time per collective; unit ``bytes``.
         observations: The measured times behind the fits.
+        platform: ``cpu``, ``gpu`` or ``tpu``.
+        device_kind: What JAX calls the devices.
+        program_factor: Time of small programs over that of their ops and collectives as they were
+            measured one by one, on warm caches. All prices but the dispatch are taken times it.
     """
 
     machine: str
@@ -100,6 +129,20 @@ class Calibration:
     elementwise: Mapping[str, LinearFit]
     collectives: Mapping[str, Mapping[int, LinearFit]]
     observations: tuple[Observation, ...] = field(default=(), repr=False)
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+    program_factor: float = 1.0
+
+    def held_out(self) -> dict[str, HeldOut]:
+        """How far the fits are off where they were not fitted, by kind of work."""
+        errors: dict[str, list[float]] = {}
+        for seen in self.observations:
+            if seen.held_out is not None:
+                errors.setdefault(seen.kind, []).append(abs(seen.held_out))
+        return {
+            kind: HeldOut(statistics.median(found), max(found), len(found))
+            for kind, found in errors.items()
+        }
 
     def to_json(self) -> str:
         """As JSON text; :meth:`from_json` reads it back unchanged."""
@@ -120,7 +163,10 @@ class Calibration:
         """
         try:
             row = json.loads(text)
-            if row.pop("format") != "autoshard-calibration" or row.pop("version") != VERSION:
+            if row.pop("format") != "autoshard-calibration" or row.pop("version") not in (
+                1,
+                VERSION,
+            ):
                 raise ValueError("format or version")
             return Calibration(
                 matmul=_fits(row.pop("matmul")),
@@ -144,14 +190,17 @@ def _fits(rows: Mapping[str, Any]) -> dict[str, LinearFit]:
     return {key: LinearFit(**row) for key, row in rows.items()}
 
 
-def calibration_path() -> Path:
+def calibration_path(platform: str = "cpu") -> Path:
     """Where the calibration of this machine is kept: ``autoshard/calibration.json`` in the cache.
+
+    Those of other devices than CPUs have the platform in the name, ``calibration-gpu.json``.
 
     The cache is the folder named by the environment variable ``XDG_CACHE_HOME``, else
     ``~/.cache``. This is the only environment variable that autoshard reads.
     """
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "autoshard" / "calibration.json"
+    name = "calibration.json" if platform == "cpu" else f"calibration-{platform}.json"
+    return (Path(cache) if cache else Path.home() / ".cache") / "autoshard" / name
 
 
 def save_calibration(calibration: Calibration, path: Path | None = None) -> Path:
@@ -159,12 +208,12 @@ def save_calibration(calibration: Calibration, path: Path | None = None) -> Path
 
     Args:
         calibration: What to save.
-        path: Where; None: :func:`calibration_path`.
+        path: Where; None: :func:`calibration_path` of its platform.
 
     Returns:
         The file written.
     """
-    path = calibration_path() if path is None else path
+    path = calibration_path(calibration.platform) if path is None else path
     path.parent.mkdir(parents=True, exist_ok=True)
     # A reader sees the old file or the new one: the text goes to a neighbour that then replaces it.
     with tempfile.NamedTemporaryFile(

@@ -14,6 +14,10 @@ KNEE_GAIN = 0.7
 """A second, steeper price per byte is kept if it takes the squared error below this share."""
 
 
+FOLDS = 10
+"""Parts into which observations are dealt to hold one out at a time."""
+
+
 def fit_linear(
     work: Sequence[Mapping[str, float]],
     seconds: Sequence[float],
@@ -67,6 +71,59 @@ def fit_linear(
         error=float(np.median(errors)),
         observations=len(times),
     )
+
+
+def held_out(
+    work: Sequence[Mapping[str, float]],
+    seconds: Sequence[float],
+    units: Sequence[str],
+    *,
+    doubt_s: Sequence[float] | None = None,
+    knees_bytes: Sequence[float] = (),
+    folds: int = FOLDS,
+) -> tuple[float | None, ...]:
+    """How far off each observation is by a fit to others: predicted over observed, less one.
+
+    The observations are dealt into folds by turns; each fold is predicted by a fit to all others.
+    One whose work is of a unit that no other fold has cannot be predicted and gets None.
+
+    Args:
+        work: As in :func:`fit_linear`, like the others.
+        seconds: Per observation, its time [s].
+        units: The units to fit.
+        doubt_s: Per observation, an error that its time has whatever its size [s].
+        knees_bytes: Where a second price per byte may begin.
+        folds: How many; no more than there are observations.
+    """
+    count = len(seconds)
+    errors: list[float | None] = [None] * count
+    for fold in range(min(folds, count)):
+        rest = [i for i in range(count) if i % folds != fold]
+        if not rest:
+            continue
+        fit = fit_linear(
+            [work[i] for i in rest],
+            [seconds[i] for i in rest],
+            units,
+            doubt_s=None if doubt_s is None else [doubt_s[i] for i in rest],
+            knees_bytes=knees_bytes,
+        )
+        for i in range(fold, count, folds):
+            if all(unit in fit.per_unit_s for unit, much in work[i].items() if much > 0):
+                errors[i] = predicted_s(fit, work[i]) / seconds[i] - 1
+    return tuple(errors)
+
+
+def predicted_s(fit: LinearFit, work: Mapping[str, float]) -> float:
+    """The time of some work by a fit [s]."""
+    total = fit.fixed_s
+    for unit, much in work.items():
+        total += (
+            float(fit.bytes_s(np.asarray(much)))
+            if unit == "bytes"
+            else (much * fit.per_unit_s[unit])
+        )
+    return total
 
 
 def _least(rows: Floats, target: Floats) -> tuple[Floats, float]:

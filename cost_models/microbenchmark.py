@@ -1,4 +1,4 @@
-"""Measure a CPU that plays several devices, and fit the constants of its cost model."""
+"""Measure the devices of a mesh, and fit the constants of their cost model."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import datetime
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from autoshard.cost_models.calibrated import CONVOLUTION, CONVOLVED, GROUPED, SLOW_OPS
+from autoshard.cost_models.calibrated import (
+    CONVOLUTION,
+    CONVOLVED,
+    GROUPED,
+    SLOW_OPS,
+    CalibratedModel,
+)
 from autoshard.cost_models.calibration import Calibration, LinearFit, Observation
-from autoshard.cost_models.fitting import fit_linear
+from autoshard.cost_models.fitting import fit_linear, held_out
 from autoshard.cost_models.probes import KINDS, Probe, probes
+from autoshard.cost_models.program_probes import Part, program_probes
 from autoshard.errors import InputError
 
 MIN_ROUNDS = 3
@@ -45,22 +52,22 @@ def calibrate(
     budget_s: float = 20.0,
     progress: Callable[[str, float], None] | None = None,
 ) -> Calibration:
-    """Measure matmuls, elementwise ops and collectives on the devices of a CPU mesh.
+    """Measure matmuls, elementwise ops and collectives on the devices of a mesh.
 
-    In every measurement all devices do the same thing at the same time, since they share the
-    cores. Each program repeats one op; programs are warmed up and run in turn, so that a
+    In every measurement all devices do the same thing at the same time, since those of a CPU share
+    the cores. Each program repeats one op; programs are warmed up and run in turn, so that a
     disturbance hits all of them. The lower quartile of the runs counts, less the time of one
     dispatch: other programs on the machine only ever add time, and on a quiet one it is close to
     the median.
 
     Args:
-        mesh_devices: The CPU devices of the mesh, at least two.
+        mesh_devices: The devices of the mesh, at least two, of any backend that JAX has.
         budget_s: Time to spend [s]. The programs that every calibration needs are run
             :data:`MIN_ROUNDS` times in any case, about 5 s on two cores.
         progress: Called with what is going on and the share of the budget used.
 
     Raises:
-        InputError: There is only one device, or it is no CPU.
+        InputError: There is only one device.
     """
     _check(mesh_devices)
     start = time.perf_counter()
@@ -70,14 +77,17 @@ def calibrate(
             progress(what, min(1.0, (time.perf_counter() - start) / budget_s))
 
     ready: list[tuple[Probe, Callable[[], None]]] = []
-    for probe in probes(mesh_devices):
+    programs = {probe.name: (probe, parts) for probe, parts in program_probes(mesh_devices)}
+    every = (*probes(mesh_devices), *(probe for probe, _ in programs.values()))
+    for probe in sorted(every, key=lambda probe: probe.stage):
         late = time.perf_counter() - start > COMPILE_SHARE * budget_s
         if late and probe.stage > 0:
             break
         report(f"compiling {probe.name}")
         ready.append((probe, _runner(probe)))
     runs: list[list[float]] = [[] for _ in ready]
-    cores = _cores()
+    # The devices of a CPU share its cores; any other has its own.
+    cores = _cores() if mesh_devices[0].platform == "cpu" else len(mesh_devices)
     # Only a large matmul keeps every core busy on a quiet machine; XLA runs small programs of
     # several devices on one thread.
     _, heaviest = max(
@@ -95,7 +105,21 @@ def calibrate(
             if probe.name == heaviest:
                 shares.append((time.process_time() - used) / seconds[-1] / cores)
     timed = [_summary(probe, seconds) for (probe, _), seconds in zip(ready, runs, strict=True)]
-    return _fitted(timed, len(mesh_devices), cores, float(np.median(shares)))
+    count = len(mesh_devices)
+    share = float(np.median(shares)) if mesh_devices[0].platform == "cpu" else 1.0
+    return replace(
+        _with_programs(
+            _fitted([t for t in timed if t.probe.name not in programs], count, cores, share),
+            [(t, programs[t.probe.name][1]) for t in timed if t.probe.name in programs],
+        ),
+        platform={"cuda": "gpu", "rocm": "gpu"}.get(
+            mesh_devices[0].platform, mesh_devices[0].platform
+        ),
+        device_kind=mesh_devices[0].device_kind,
+        machine=processor_name()
+        if mesh_devices[0].platform == "cpu"
+        else (f"{len(mesh_devices)} x {mesh_devices[0].device_kind}"),
+    )
 
 
 def _check(devices: Sequence[jax.Device]) -> None:
@@ -103,11 +127,6 @@ def _check(devices: Sequence[jax.Device]) -> None:
         raise InputError(
             f"a mesh of {len(devices)} device has no collectives to measure",
             fix='jax.config.update("jax_num_cpu_devices", 8) before the first use of a device',
-        )
-    if devices[0].platform != "cpu":
-        raise InputError(
-            f"only CPU meshes are calibrated, not {devices[0].platform}",
-            fix="use the analytic model of the chip, e.g. cost_model='v5e'",
         )
 
 
@@ -130,6 +149,8 @@ def _summary(probe: Probe, seconds: Sequence[float]) -> _Timed:
 def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float) -> Calibration:
     (dispatch,) = (t for t in timed if t.probe.family == "dispatch")
 
+    apart: dict[str, float | None] = {}  # by probe, its error where it is held out
+
     def op_s(t: _Timed, copy: LinearFit | None = None) -> float:
         """Time of one op; never below a hundredth of what was timed."""
         timed_s = t.seconds / t.probe.repeats
@@ -144,12 +165,14 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
         mine = [t for t in timed if t.probe.family == family and t.probe.key == key]
         # What is subtracted for the dispatch is itself uncertain, which weighs on short programs.
         doubt_s = dispatch.seconds * max(dispatch.spread, 0.1)
-        return fit_linear(
-            [t.probe.work for t in mine],
-            [op_s(t, copy) for t in mine],
-            units,
-            doubt_s=[doubt_s / t.probe.repeats for t in mine],
-            knees_bytes=KNEES_BYTES,
+        work, seconds = [t.probe.work for t in mine], [op_s(t, copy) for t in mine]
+        doubts = [doubt_s / t.probe.repeats for t in mine]
+        errors = held_out(work, seconds, units, doubt_s=doubts, knees_bytes=KNEES_BYTES)
+        apart.update((t.probe.name, e) for t, e in zip(mine, errors, strict=True))
+        known = [abs(e) for e in errors if e is not None]
+        return replace(
+            fit_linear(work, seconds, units, doubt_s=doubts, knees_bytes=KNEES_BYTES),
+            held_out=float(np.median(known)) if known else None,
         )
 
     def keys(family: str) -> list[str]:
@@ -157,6 +180,11 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
 
     units = ("bytes", *dict.fromkeys(SLOW_OPS.values()), CONVOLUTION, CONVOLVED, GROUPED)
     elementwise = {k: fit("elementwise", k, units) for k in keys("elementwise")}
+    matmul = {k: fit("matmul", k, ("flops", "bytes")) for k in keys("matmul")}
+    collectives: dict[str, Mapping[int, LinearFit]] = {
+        kind: {int(k): fit(kind, k, ("bytes",), elementwise["f32"]) for k in keys(kind)}
+        for kind in KINDS
+    }
     return Calibration(
         machine=processor_name(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -165,21 +193,44 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
         cores=cores,
         cpu_share=round(cpu_share, 3),
         dispatch_s=dispatch.seconds,
-        matmul={k: fit("matmul", k, ("flops", "bytes")) for k in keys("matmul")},
+        matmul=matmul,
         elementwise=elementwise,
-        collectives={
-            kind: {int(k): fit(kind, k, ("bytes",), elementwise["f32"]) for k in keys(kind)}
-            for kind in KINDS
-        },
+        collectives=collectives,
         observations=tuple(
             Observation(
                 t.probe.name,
                 t.seconds if t is dispatch else op_s(t, elementwise["f32"]),
                 round(t.spread, 3),
                 t.samples,
+                t.probe.family,
+                apart.get(t.probe.name),
             )
             for t in timed
         ),
+    )
+
+
+def _with_programs(
+    calibration: Calibration, timed: Sequence[tuple[_Timed, Sequence[Part]]]
+) -> Calibration:
+    """A calibration with the factor between programs and their parts."""
+    model = CalibratedModel(calibration)
+    ratios = [
+        max(t.seconds - calibration.dispatch_s, t.seconds / 100)
+        / sum(part.seconds(model) for part in parts)
+        for t, parts in timed
+    ]
+    seen = []
+    for number, (t, _) in enumerate(timed):
+        others = [ratio for other, ratio in enumerate(ratios) if other != number]
+        error = float(np.median(others)) / ratios[number] - 1 if others else None
+        seen.append(
+            Observation(t.probe.name, t.seconds, round(t.spread, 3), t.samples, "program", error)
+        )
+    return replace(
+        calibration,
+        program_factor=float(np.median(ratios)),
+        observations=(*calibration.observations, *seen),
     )
 
 

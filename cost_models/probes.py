@@ -41,7 +41,7 @@ class Probe:
     copied_bytes: float = 0.0
 
 
-def _program(
+def program(
     mesh: Mesh, body: Callable[..., jax.Array], shapes: Sequence[tuple[int, ...]], dtype: Any
 ) -> tuple[Callable[..., Any], tuple[jax.Array, ...]]:
     """``body`` on every device of ``mesh``; ``shapes`` are those of one device's arguments."""
@@ -57,7 +57,8 @@ def _program(
     return jax.jit(run), arguments
 
 
-def _line(devices: Sequence[jax.Device]) -> Mesh:
+def line(devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh of one axis, ``all``."""
     return Mesh(np.asarray(devices), ("all",))
 
 
@@ -73,7 +74,7 @@ def dispatch_probe(devices: Sequence[jax.Device]) -> Probe:
         key="",
         work={},
         repeats=1,
-        build=partial(_program, _line(devices), _increment, [(8,)], np.float32),
+        build=partial(program, line(devices), _increment, [(8,)], np.float32),
         stage=0,
     )
 
@@ -118,7 +119,7 @@ def matmul_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
                     "bytes": float(size * batch * (m * k + k * n + m * n)),
                 },
                 repeats=repeats,
-                build=partial(_program, _line(devices), partial(_matmuls, repeats), shapes, dtype),
+                build=partial(program, line(devices), partial(_matmuls, repeats), shapes, dtype),
                 stage=stage + later,
             )
 
@@ -222,7 +223,7 @@ def window_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
                 key=key,
                 work={"bytes": 2.0 * size * math.prod(shapes[0]), **work},
                 repeats=repeats,
-                build=partial(_program, _line(devices), partial(body, repeats), shapes, dtype),
+                build=partial(program, line(devices), partial(body, repeats), shapes, dtype),
                 stage=stage,
             )
 
@@ -247,7 +248,7 @@ def window_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
 
 def elementwise_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
     """Loops of one op: a product and a sum, a tanh, a power, a transpose, in f32 and bf16."""
-    mesh = _line(devices)
+    mesh = line(devices)
     for key, dtype, later in _DTYPES:
         size = jnp.dtype(dtype).itemsize
 
@@ -270,7 +271,7 @@ def elementwise_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
                 key=key,
                 work={**work, slow: float(elements)} if slow else work,
                 repeats=repeats,
-                build=partial(_program, mesh, body, shapes, dtype),
+                build=partial(program, mesh, body, shapes, dtype),
                 stage=stage,
             )
 
@@ -342,7 +343,7 @@ def collective_probes(devices: Sequence[jax.Device]) -> Iterator[Probe]:
                         key=str(n),
                         work={"bytes": 4.0 * elements},
                         repeats=repeats,
-                        build=partial(_program, mesh, body, [(elements,)], np.float32),
+                        build=partial(program, mesh, body, [(elements,)], np.float32),
                         stage=stage + (n < count) + (layout == "strided"),
                         copied_bytes=copied * 4 * elements,
                     )

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from autoshard.cost_models.calibrated import CalibratedModel
 from autoshard.cost_models.calibration import (
     Calibration,
+    HeldOut,
     LinearFit,
     Observation,
     calibration_path,
     load_calibration,
     save_calibration,
 )
-from autoshard.cost_models.fitting import fit_linear
+from autoshard.cost_models.fitting import fit_linear, held_out, predicted_s
 from autoshard.cost_models.protocol import CollectiveKind, MeshAxis, Work
 from autoshard.errors import InputError
 
@@ -101,7 +102,7 @@ def test_without_one_of_its_own_a_machine_gets_the_shipped_calibration(
 def test_another_file_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
     file.write_text(text)
-    with pytest.raises(InputError, match="not a calibration of version 1") as error:
+    with pytest.raises(InputError, match="not a calibration of version 2") as error:
         load_calibration(file)
     assert str(file) in error.value.at
     assert "autoshard calibrate" in error.value.fix
@@ -224,3 +225,81 @@ def test_no_fitted_constant_is_below_zero(rows: list[tuple[float, float]]) -> No
     fit = fit_linear([{"bytes": b} for b, _ in rows], [s for _, s in rows], ["bytes"])
     assert fit.fixed_s >= 0
     assert fit.per_unit_s["bytes"] >= 0
+
+
+def test_what_is_held_out_of_an_exact_law_is_predicted_exactly() -> None:
+    work = [{"bytes": float(n), "powers": float(n % 3)} for n in range(1, 20)]
+    seconds = [2.0 + 0.5 * w["bytes"] + 3.0 * w["powers"] for w in work]
+    errors = held_out(work, seconds, ("bytes", "powers"))
+    assert errors == pytest.approx([0.0] * 19, abs=1e-6)
+
+
+def test_an_outlier_is_far_off_where_it_is_held_out() -> None:
+    work = [{"bytes": float(n)} for n in range(1, 13)]
+    seconds = [1.0 + w["bytes"] for w in work]
+    seconds[4] *= 3
+    errors = [abs(e) for e in held_out(work, seconds, ("bytes",)) if e is not None]
+    assert max(range(12), key=errors.__getitem__) == 4
+    assert errors[4] > 0.5
+
+
+def test_work_of_a_kind_that_no_other_observation_has_cannot_be_held_out() -> None:
+    work = [{"bytes": 1.0}, {"bytes": 2.0}, {"bytes": 3.0, "powers": 1.0}, {"bytes": 4.0}]
+    errors = held_out(work, [1.0, 2.0, 9.0, 4.0], ("bytes", "powers"))
+    assert errors[2] is None
+    assert None not in (errors[0], errors[1], errors[3])
+    assert held_out([{"bytes": 1.0}], [1.0], ("bytes",)) == (None,)
+
+
+@given(st.lists(st.floats(1.0, 1e6), min_size=3, max_size=12))
+def test_errors_of_what_is_held_out_never_look_at_the_time_itself(nbytes: list[float]) -> None:
+    """Another time of one observation changes its own error by the times' ratio, no more."""
+    work = [{"bytes": b} for b in nbytes]
+    seconds = [1.0 + b for b in nbytes]
+    before = held_out(work, seconds, ("bytes",), folds=len(work))
+    after = held_out(work, [2 * seconds[0], *seconds[1:]], ("bytes",), folds=len(work))
+    assert before[0] is not None
+    assert after[0] is not None
+    assert (1 + after[0]) * 2 == pytest.approx(1 + before[0])
+
+
+def test_a_fit_predicts_what_it_was_fitted_to() -> None:
+    fit = LinearFit(1.0, {"bytes": 2.0, "powers": 3.0}, 10.0, 5.0, 0.0, 3)
+    assert predicted_s(fit, {"bytes": 12.0, "powers": 1.0}) == 1 + 24 + 10 + 3
+
+
+def test_errors_are_told_by_kind(calibration: Calibration) -> None:
+    seen = tuple(
+        Observation(f"{kind}/{n}", 1.0, 0.1, 5, kind, error)
+        for kind, errors in (("matmul", (0.1, -0.3, 0.2)), ("permute", (None, 0.5)))
+        for n, error in enumerate(errors)
+    )
+    told = replace(calibration, observations=seen).held_out()
+    assert told["matmul"] == HeldOut(median=0.2, worst=0.3, points=3)
+    assert told["permute"] == HeldOut(median=0.5, worst=0.5, points=1)
+
+
+def test_the_factor_of_programs_scales_all_prices_but_the_dispatch(
+    calibration: Calibration,
+) -> None:
+    plain = CalibratedModel(calibration)
+    slower = CalibratedModel(replace(calibration, program_factor=1.5))
+    dims = np.array([[1, 64, 64, 64]])
+    work = Work("stablehlo.dot_general", "f32", np.array([5e5]), np.array([5e4]), dims)
+    assert slower.op_s(work) == pytest.approx(1.5 * plain.op_s(work))
+    sent, axes = np.array([1e6]), (MeshAxis("x", 4),)
+    assert slower.collective_s("all_reduce", sent, axes) == pytest.approx(
+        1.5 * plain.collective_s("all_reduce", sent, axes)
+    )
+    assert slower.dispatch_s == plain.dispatch_s
+
+
+def test_devices_that_do_not_share_cores_are_as_fast_however_many(
+    calibration: Calibration,
+) -> None:
+    gpus = replace(calibration, platform="gpu", device_kind="a made-up GPU")
+    few, many = (CalibratedModel(gpus, devices=n) for n in (2, 64))
+    work = Work("stablehlo.add", "f32", np.array([0.0]), np.array([1e6]))
+    assert few.op_s(work) == many.op_s(work)
+    assert (few.name, few.compiler) == ("gpu", "gpu")
+    assert calibration_path("gpu").name == "calibration-gpu.json"

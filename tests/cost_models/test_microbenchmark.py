@@ -32,6 +32,10 @@ def test_a_short_calibration_measures_everything_that_a_model_needs(
     assert 0 < calibration.dispatch_s < 1
     assert all(o.seconds > 0 and o.samples >= MIN_ROUNDS for o in calibration.observations)
     assert Calibration.from_json(calibration.to_json()) == calibration
+    told = calibration.held_out()
+    assert {"all_reduce", "matmul", "elementwise", "program"} <= told.keys()
+    assert all(error.worst >= error.median >= 0 < error.points for error in told.values())
+    assert 0 < calibration.program_factor < 100
     shares = [share for _, share in said]
     assert shares == sorted(shares)
     assert any("timing" in words for words, _ in said)
