@@ -1,23 +1,34 @@
-"""``autoshard accuracy``: how right predicted step times and rankings are."""
+"""``autoshard accuracy``: how right step times, rankings and what is said of programs are."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
+import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from autoshard.terminal import print_json
+from autoshard.errors import InputError, UnknownOpWarning
+from autoshard.terminal import (
+    EXIT_NO_RESULT,
+    check_folder,
+    print_json,
+    progress,
+    warnings_as_sentences,
+)
 
 
 def add_accuracy_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to a parser's."""
     accuracy = commands.add_parser(
-        "accuracy", help="predict published TPU training runs and comparisons, and say how right"
-    )
+        "accuracy", help="predict published TPU training runs and comparisons, and say how right; "
+        "--compiled: hold plans against what XLA:TPU makes of them",
+    )  # fmt: skip
     accuracy.add_argument(
         "--points", type=Path, metavar="FILE.csv",
         help="runs with the columns of cost_models/training/points.csv; default: those",
@@ -27,10 +38,90 @@ def add_accuracy_command(commands: argparse._SubParsersAction[argparse.ArgumentP
         help="comparisons with the columns of cost_models/training/rankings.csv; default: those",
     )  # fmt: skip
     accuracy.add_argument("--json", action="store_true", help="everything, row by row, as JSON")
+    compiled = accuracy.add_argument_group("plans against programs that XLA:TPU compiled")
+    compiled.add_argument(
+        "--compiled", action="store_true",
+        help="FLOPs, bytes sent, peak memory and whether it fits, over some forty programs; needs "
+        "no TPU but the extra autoshard[tpu]",
+    )  # fmt: skip
+    compiled.add_argument(
+        "--topology", metavar="TEXT", help="only programs for this slice: v5e:4x4"
+    )
+    compiled.add_argument("--only", metavar="TEXT", help="only programs whose line holds TEXT")
+    compiled.add_argument(
+        "--rows", type=Path, metavar="FILE",
+        help="where rows are kept as they come; a run that was stopped goes on from there",
+    )  # fmt: skip
+    compiled.add_argument("--again", action="store_true", help="also programs that have a row")
+    compiled.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="put the table into a page, e.g. docs/accuracy.md",
+    )
     accuracy.set_defaults(run=_accuracy)
 
 
+def _compiled(options: argparse.Namespace) -> int:
+    """Plans against compiled programs; without a result if a goal is not met."""
+    import jax
+
+    from autoshard.experiments import accuracy_compiled as experiment
+    from autoshard.experiments.solver_bench import write_table
+
+    check_folder(options.write)
+    jax.config.update("jax_platforms", "cpu")  # no TPU of this machine is looked for
+    points = [
+        point
+        for point in experiment.POINTS
+        if (options.only or "") in str(point) and options.topology in (None, point.topology)
+    ]
+    if not points:
+        slices = ", ".join(dict.fromkeys(point.topology for point in experiment.POINTS))
+        raise InputError(
+            "no program is left", fix=f"leave out --only and --topology, or name one of {slices}"
+        )
+    path = options.rows or experiment.rows_file()
+    with (
+        warnings_as_sentences(),
+        warnings.catch_warnings(),
+        redirect_stdout(sys.stderr),
+        progress("accuracy") as say,
+    ):
+        warnings.simplefilter("ignore", UnknownOpWarning)
+        rows = experiment.run(points, path, again=options.again, say=say)
+    goals = experiment.summarize(rows)
+    if options.json:
+        told = [dataclasses.asdict(row) | {"said_rightly": row.verdict} for row in rows]
+        held = [dataclasses.asdict(goal) | {"holds": goal.holds} for goal in goals]
+        print_json({"rows": told, "goals": held})
+    else:
+        table = Table(*experiment.HEAD)
+        for row in rows:
+            table.add_row(*experiment.cells(row))
+        console = Console(width=None)
+        console.print(table)
+        for goal in goals:
+            console.print(str(goal), highlight=False)
+    if options.write is not None:
+        write_table(options.write, "compiled", experiment.markdown(rows))
+    return 0 if all(goal.holds for goal in goals) else EXIT_NO_RESULT
+
+
 def _accuracy(options: argparse.Namespace) -> int:
+    given = (options.topology, options.only, options.rows, options.again or None, options.write)
+    if options.compiled:
+        if options.points or options.rankings:
+            raise InputError(
+                "--points and --rankings are of published runs, not of compiled programs",
+                fix="leave them out, or leave out --compiled",
+            )
+        return _compiled(options)
+    if any(given):
+        raise InputError(
+            "--topology, --only, --rows, --again and --write belong to --compiled",
+            fix="add --compiled, or leave them out",
+        )
     # Imported here because fitting needs scipy's optimizers, which no other command does.
     from autoshard.cost_models.training.accuracy import accuracy
     from autoshard.cost_models.training.rankings import call_rankings

@@ -1,32 +1,25 @@
 """How right plans are about what XLA:TPU makes of them, over many programs, without a TPU.
 
-``python -m autoshard.experiments.accuracy_compiled`` plans each program of :data:`POINTS`, compiles
-it ahead of time and holds FLOPs, bytes sent, peak memory and the verdict on memory against the
-compiler's. It needs the extra ``autoshard[tpu]``; one program costs some seconds. Rows are kept in
-a file as they come, so that a run that was stopped goes on where it was.
+``autoshard accuracy --compiled`` plans each program of :data:`POINTS`, compiles it ahead of time
+and holds FLOPs, bytes sent, peak memory and the verdict on memory against the compiler's. It needs
+the extra ``autoshard[tpu]``; one program costs some seconds. Rows are kept in a file as they come,
+so that a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from autoshard import autoshard
 from autoshard.cost_models.aot_cache import cache_folder
 from autoshard.cost_models.topology import Topology
-from autoshard.errors import AutoshardError, InputError, UnknownOpWarning
+from autoshard.errors import AutoshardError
 from autoshard.experiments.workloads import make
-from autoshard.terminal import print_json, progress, warnings_as_sentences
 
 UNLIMITED = 2**50
 """A memory limit that no plan exceeds [bytes]: plans that do not fit are part of the test."""
@@ -291,17 +284,24 @@ def summarize(rows: Sequence[Row]) -> tuple[Summary, ...]:
     return tuple(found)
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The rows as text: predicted over compiled, less one."""
-    lines = [f"{'FLOP':>8}{'sent':>9}{'peak':>8}  memory"]
-    for row in rows:
-        errors = (row.error(figure) for figure in GOALS)
-        cells = ["-" if e is None else f"{e:+.1%}" for e in errors]
-        verdict = {True: "right", False: "WRONG", None: "-"}[row.verdict]
-        lines.append(
-            f"{cells[0]:>8}{cells[1]:>9}{cells[2]:>8}  {row.outcome[:40]} ({verdict})  {row.point}"
-        )
-    return "\n".join(lines)
+HEAD = ("program", "FLOPs", "bytes sent", "peak memory", "XLA says", "said rightly")
+"""The columns of :func:`cells`."""
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row of a table: errors are predicted over compiled, less one."""
+    errors = (row.error(figure) for figure in GOALS)
+    shown = ("-" if e is None else f"{e:+.1%}" for e in errors)
+    verdict = {True: "yes", False: "NO", None: "-"}[row.verdict]
+    outcome = row.outcome if row.compiled else "not compiled: " + row.outcome.partition(":")[0]
+    return (row.point, *shown, outcome, verdict)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows and the goals as a part of a page."""
+    lines = [HEAD, ("---",) * len(HEAD), *map(cells, rows)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table + "\n\n" + "\n".join(f"- {goal}" for goal in summarize(rows)) + "\n"
 
 
 def run(
@@ -320,39 +320,6 @@ def run(
     return [rows[str(point)] for point in points]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the points and print what came of it; status 1 if a goal is not met."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rows", type=Path, help="file of the rows; default: in the cache folder")
-    parser.add_argument("--only", default="", metavar="TEXT", help="points whose text holds TEXT")
-    parser.add_argument("--again", action="store_true", help="also points that have a row")
-    parser.add_argument("--json", action="store_true", help="JSON instead of text")
-    options = parser.parse_args(arguments)
-    jax.config.update("jax_platforms", "cpu")
-    points = [point for point in POINTS if options.only in str(point)]
-    path = options.rows or cache_folder().parent / "accuracy" / "compiled.jsonl"
-    try:
-        if not points:
-            raise InputError(f"no point holds {options.only!r}", fix="leave out --only")
-        with (
-            warnings_as_sentences(),
-            warnings.catch_warnings(),
-            redirect_stdout(sys.stderr),
-            progress("accuracy") as say,
-        ):
-            warnings.simplefilter("ignore", UnknownOpWarning)
-            rows = run(points, path, again=options.again, say=say)
-    except AutoshardError as error:
-        print(error, file=sys.stderr)
-        return 2
-    goals = summarize(rows)
-    if options.json:
-        print_json({"rows": [asdict(r) for r in rows], "goals": [asdict(g) for g in goals]})
-    else:
-        print(table(rows))
-        print(*goals, sep="\n")
-    return 0 if all(goal.holds for goal in goals) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def rows_file() -> Path:
+    """Where rows are kept unless another file is named."""
+    return cache_folder().parent / "accuracy" / "compiled.jsonl"

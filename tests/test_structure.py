@@ -171,7 +171,7 @@ def test_only_the_command_line_imports_experiments() -> None:
     guests = {
         module
         for module, found in IMPORTS.items()
-        if room(module) not in {"experiments", "cli", "cli_bench"}
+        if room(module) not in {"experiments", "cli", "cli_accuracy", "cli_bench"}
         and any(is_under(i, "autoshard.experiments") for i in found)
     }
     assert not guests
