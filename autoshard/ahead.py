@@ -13,8 +13,11 @@ from jax.sharding import Mesh
 
 from autoshard.cost_models.aot import AheadOfTime, Port, Source, Target, compile_ahead
 from autoshard.cost_models.gpu_targets import target_config
+from autoshard.cost_models.hlo_cycles import CYCLES_PER_S, xla_estimates
 from autoshard.cost_models.planned import PlannedDevice
+from autoshard.cost_models.topology import Topology
 from autoshard.errors import InputError
+from autoshard.estimates import LineEstimate, line_estimates
 from autoshard.plan import Plan
 from autoshard.program import operations, source_of
 from autoshard.shardings import Sharding
@@ -87,8 +90,14 @@ def _port(leaf: Leaf, sharding: Sharding) -> Port:
 
 def validate_ahead(plan: Plan, result: AheadOfTime, partitioner: str, reason: str) -> Validation:
     """A plan held against what the compiler made of it; nothing is run."""
+    estimates: tuple[LineEstimate, ...] = ()
+    chip = Topology(result.target).chip
+    clock = CYCLES_PER_S.get(chip.name) if chip is not None and result.full else None
+    if clock and result.hlo:
+        estimates = line_estimates(plan, xla_estimates(result.hlo), clock)
     return replace(
         compared(plan, result.program),
+        estimates=estimates,
         compile_s=result.compile_s,
         partitioner=partitioner,
         fallback_reason=reason,

@@ -25,6 +25,7 @@ import numpy as np
 from autoshard.cost_models.aot import AheadOfTime
 from autoshard.cost_models.compiled import Collective, CompiledProgram, read_compiled
 from autoshard.cost_models.protocol import wire_bytes
+from autoshard.estimates import LineEstimate
 from autoshard.execute import Executable
 from autoshard.kinds import PRODUCTS
 from autoshard.plan import Plan
@@ -102,7 +103,8 @@ class Validation:
         worst_value: Name of the result it occurs in.
         unnamed_collectives: Collectives of the compiled program that the plan does not ask for.
         absent_collectives: Collectives of the plan that the compiled program does not contain.
-        involuntary_remat: How often XLA replicated a tensor because it could not reshard it.
+        involuntary_remat: How often XLA replicated a tensor because it could not reshard it; None
+            for a compilation ahead of time, whose warnings are not read.
         disagreements: Source lines where predicted and compiled differ, worst first.
         compile_s: Time XLA took [s].
         partitioner: Who wrote the program of one device.
@@ -111,6 +113,8 @@ class Validation:
         ahead: The compilation, where it was one for devices that nobody has to own.
         unknown_trip_counts: Loops of the compiled program that are counted once, because its text
             does not tell how often they run.
+        estimates: Source lines by how far the plan's time for them is from XLA's own estimate, the
+            farthest first; of a program compiled to the end for TPU.
     """
 
     predicted: Figures
@@ -121,7 +125,7 @@ class Validation:
     worst_value: str
     unnamed_collectives: tuple[str, ...]
     absent_collectives: tuple[str, ...]
-    involuntary_remat: int
+    involuntary_remat: int | None
     disagreements: tuple[Disagreement, ...]
     compile_s: float
     partitioner: str = "xla"
@@ -129,6 +133,7 @@ class Validation:
     memory_limit: int | None = None
     ahead: AheadOfTime | None = None
     unknown_trip_counts: tuple[str, ...] = ()
+    estimates: tuple[LineEstimate, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values; of an ahead-of-time compilation without the program's text."""
@@ -171,7 +176,8 @@ class Validation:
             rows.append(
                 f"largest relative error of the values: {self.max_relative_error:.2e}{where}"
             )
-        rows.append(f"involuntary rematerializations: {self.involuntary_remat}")
+        if self.involuntary_remat is not None:
+            rows.append(f"involuntary rematerializations: {self.involuntary_remat}")
         for label, lines in (
             ("collectives the plan cannot name", self.unnamed_collectives),
             ("planned collectives that are not there", self.absent_collectives),
@@ -184,6 +190,14 @@ class Validation:
                 f"  {d.source or '(no line)'}: {d.what} {d.predicted:.6g} predicted, "
                 f"{d.compiled:.6g} compiled"
                 for d in self.disagreements[:5]
+            ]
+        if self.estimates:
+            rows.append("XLA's estimates of fusions, not measured; farthest from the plan first:")
+            rows.append(f"  {'predicted':>11}{'XLA says':>11}{'cycles':>12}{'fusions':>9}")
+            rows += [
+                f"  {seconds(e.predicted_s):>11}{seconds(e.xla_s):>11}{e.cycles:>12}{e.fusions:>9}"
+                f"  {e.source or '(no line)'}"
+                for e in self.estimates[:10]
             ]
         if self.unknown_trip_counts:
             names = ", ".join(self.unknown_trip_counts[:8])
@@ -254,7 +268,7 @@ def compared(plan: Plan, program: CompiledProgram | None) -> Validation:
         worst_value="",
         unnamed_collectives=unnamed,
         absent_collectives=absent,
-        involuntary_remat=0,
+        involuntary_remat=None,
         disagreements=() if program is None else disagreements(plan, program),
         compile_s=0.0,
         memory_limit=plan.memory_limit,

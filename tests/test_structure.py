@@ -80,6 +80,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("unknown",),
     ("planner",),
     ("passes",),
+    ("estimates",),
     ("validate", "report", "diff", "replan", "subject", "finding"),
     ("ahead",),
     ("question", "remedy"),

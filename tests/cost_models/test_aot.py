@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from autoshard import autoshard
+from autoshard.cli import main
 from autoshard.cost_models import aot, aot_cache
 from autoshard.cost_models.aot import AheadOfTime, Port, Source, Target, compile_ahead
 from autoshard.cost_models.aot_files import buffer_sizes, exceeded, read_schedule
@@ -343,3 +344,26 @@ def test_a_result_is_told_without_the_text_of_the_program() -> None:
     assert "HloModule" not in str(found.to_json())
     assert "HloModule" not in repr(found)
     assert sys.getsizeof(str(found)) < 1000
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+@pytest.mark.skipif(not has_libtpu(), reason="needs libtpu: pip install 'autoshard[tpu]'")
+def test_a_program_compiled_to_the_end_is_told_with_estimates_by_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = tmp_path / "one_product.py"
+    program.write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def product(x, w):\n    return jnp.tanh(x @ w)\n"
+        "def shapes():\n    return [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2\n",
+        "utf-8",
+    )
+    words = ["plan", f"{program}:product", "--example", f"{program}:shapes", "--mesh", "x=4"]
+    words += ["--topology", "v5e:2x2", "--compile", "--full"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "for v5e:2x2, compiled to the end" in shown
+    assert "XLA's estimates of fusions, not measured" in shown
+    assert "one_product.py:3" in shown.partition("not measured")[2]
