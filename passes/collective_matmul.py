@@ -8,6 +8,7 @@ from jax.extend.mlir import ir
 
 from autoshard.cost_models.protocol import CostModel
 from autoshard.passes.context import PassContext
+from autoshard.passes.contraction import product_sizes
 from autoshard.passes.driver import blocks
 from autoshard.passes.exchanges import nbytes_of
 from autoshard.passes.prices import dot_s, exchange_s
@@ -18,7 +19,6 @@ from autoshard.passes.windowed import (
     gathered,
     multiply_while_gathering,
     multiply_while_scattering,
-    product_sizes,
     scattered,
 )
 from autoshard.shardings import MeshShape

@@ -19,9 +19,10 @@ from typing import cast
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
+from autoshard.counting import trip_count
 from autoshard.passes.fold_transpose import permutation_of
 from autoshard.passes.patterns import maker_of
-from autoshard.program import Value, shape_of
+from autoshard.program import Value, main_block, operations, shape_of
 
 MAX_LEAVES = 9
 """Factors of one product up to which every order is tried: 3^9 pairs of subsets."""
@@ -284,6 +285,25 @@ def dot_numbers(dot: ir.Operation) -> list[list[int]]:
     ]
 
 
+def product_sizes(dot: ir.Operation) -> tuple[int, int, int, int]:
+    """Sizes (batch, m, n, k) of a product."""
+    numbers = dot_numbers(dot)
+    lhs, rhs = (shape_of(value) for value in dot.operands)
+    batch = math.prod(lhs[d] for d in numbers[0])
+    summed = math.prod(lhs[d] for d in numbers[2])
+    each = max(1, batch * summed)
+    return batch, math.prod(lhs) // each, math.prod(rhs) // each, summed
+
+
+def dot_flops(module: ir.Module) -> float:
+    """Operations of all products in one call [FLOP], loops as often as they are known to run."""
+    return sum(
+        2.0 * math.prod(product_sizes(operation)) * executions(operation)
+        for operation in operations(main_block(module))
+        if operation.name == DOT
+    )
+
+
 def transposed(
     before: ir.Operation, value: Value, permutation: Sequence[int], location: ir.Location
 ) -> Value:
@@ -349,3 +369,14 @@ def _outer(dot: ir.Operation) -> ir.Operation | None:
             return None
         value = cast(Value, reader.results[0])
     return None
+
+
+def executions(operation: ir.Operation) -> int:
+    """How often an op runs in one call of the program; unknown trip counts count once."""
+    times, around = 1, operation.parent
+    while around is not None:
+        inside = around.operation
+        if inside.name == "stablehlo.while":
+            times *= trip_count(inside) or 1
+        around = inside.parent
+    return times

@@ -17,7 +17,7 @@ from jax.extend.mlir import ir
 from numpy.typing import NDArray
 
 from autoshard.cost_models.protocol import CollectiveKind, wire_bytes
-from autoshard.counting import trip_count
+from autoshard.passes.contraction import executions
 from autoshard.program import Value, main_block, operations, shape_of
 
 Groups = tuple[tuple[int, ...], ...]
@@ -158,17 +158,6 @@ def exchanges(module: ir.Module) -> Iterator[tuple[Exchange, int]]:
         found = exchange_of(operation)
         if found is not None:
             yield found, executions(operation)
-
-
-def executions(operation: ir.Operation) -> int:
-    """How often an op runs in one call of the program."""
-    times, around = 1, operation.parent
-    while around is not None:
-        inside = around.operation
-        if inside.name == "stablehlo.while":
-            times *= trip_count(inside) or 1
-        around = inside.parent
-    return times
 
 
 @dataclass(frozen=True, slots=True)

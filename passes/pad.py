@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from autoshard.cost_models import COST_MODELS
 from autoshard.passes.context import PassContext
 from autoshard.passes.contraction import DOT
 from autoshard.passes.lengthened import can_lengthen, lengthen
+from autoshard.passes.module_state import copy_of
 from autoshard.passes.registry import register_pass
 from autoshard.passes.running_dims import Component, components
 from autoshard.planner import plan_module
@@ -132,7 +132,7 @@ class Pad:
         self, module: ir.Module, context: PassContext, padding: Padding, number: int
     ) -> Padding:
         mesh = context.needed_mesh("pad")
-        plain, padded = _copy(module), _copy(module)
+        plain, padded = copy_of(module), copy_of(module)
         with module.context, ir.Location.unknown():
             component, size = self._candidates(padded, mesh)[number]
             lengthen(component, size)
@@ -166,10 +166,3 @@ def _step_s(module: ir.Module, context: PassContext) -> float:
         time_limit_s=context.time_limit_s,
     )
     return plan.predicted.step_s
-
-
-def _copy(module: ir.Module) -> ir.Module:
-    held = io.BytesIO()
-    module.operation.write_bytecode(held)
-    with module.context:
-        return ir.Module.parse(held.getvalue())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from autoshard.passes.driver import blocks, remove_dead
 from autoshard.passes.evaluate import Array, evaluate, random_arguments
 from autoshard.passes.exchanges import bits_of, nbytes_of
 from autoshard.passes.loop_exchanges import WHILE, following, with_sums
+from autoshard.passes.module_state import copy_of
 from autoshard.passes.quantized import (
     BITS,
     Narrow,
@@ -212,13 +212,13 @@ def accuracy(
     exact = evaluate(module, given)
     dots = []
     for number in range(len(quantize.chosen(module, context))):
-        copy, alone = _copy(module), _Only(wanted=number)
+        copy, alone = copy_of(module), _Only(wanted=number)
         (found,) = _quantized(copy, quantize, context, alone)
         errors = _errors(evaluate(copy, given), exact)
         dots.append(
             DotAccuracy(found, _dot_error(module, quantize, number, given, context), max(errors))
         )
-    together = _copy(module)
+    together = copy_of(module)
     _quantized(together, quantize, context, Rewrites())
     return Accuracy(tuple(dots), tuple(_errors(evaluate(together, given), exact)))
 
@@ -240,7 +240,7 @@ def _dot_error(
     context: PassContext,
 ) -> float:
     """The relative error of one product on what it is given in the exact program."""
-    copy = _copy(module)
+    copy = copy_of(module)
     with copy.context, ir.Location.unknown():
         found, _ = quantize.chosen(copy, context)[number]
         rounded = quantize_dot(found, quantize.dtype, weights_only=quantize.weights_only)
@@ -298,10 +298,3 @@ def _errors(found: Sequence[Array], wanted: Sequence[Array]) -> list[float]:
         norm = float(np.linalg.norm(exact))
         errors.append(off / norm if norm else off)
     return errors
-
-
-def _copy(module: ir.Module) -> ir.Module:
-    held = io.BytesIO()
-    module.operation.write_bytecode(held)
-    with module.context:
-        return ir.Module.parse(held.getvalue())

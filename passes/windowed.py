@@ -10,7 +10,6 @@ Communication with Dependent Computation via Decomposition in Large Deep Learnin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -306,17 +305,3 @@ def _wide(element: ir.Type) -> ir.Type:
     """What partial sums of an element type are kept in: they are rounded once, at the end."""
     narrow = isinstance(element, ir.FloatType) and element.width < 32
     return ir.F32Type.get() if narrow else element
-
-
-def product_sizes(dot: ir.Operation) -> tuple[int, int, int, int]:
-    """Sizes (batch, m, n, k) of a product."""
-    numbers = dot_numbers(dot)
-    lhs, rhs = (shape_of(value) for value in dot.operands)
-    batch = math.prod(lhs[d] for d in numbers[0])
-    summed = math.prod(lhs[d] for d in numbers[2])
-    return (
-        batch,
-        math.prod(lhs) // max(1, batch * summed),
-        math.prod(rhs) // max(1, batch * summed),
-        summed,
-    )
