@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import Problem, evaluate
+from autoshard.solvers.branch import Cases, Target
 from autoshard.solvers.cpsat import excess, paid, solve_network
 from autoshard.solvers.dual import Dual
 from autoshard.solvers.eliminate import Elimination, plan_elimination
@@ -51,6 +52,7 @@ _LOCAL_SHARE = 0.1  # of the time: for one local search
 _FIRST_ROUNDS = 8  # changes of the prices before larger ones
 _RELAX_SHARE = 0.5  # of the time: for the linear program
 _EXACT_SHARE = 0.25  # of the time: for HiGHS in its first try
+_WIDE = 0.03  # of the cost: a gap after the linear program from which on cases are told apart
 _MOST_POINTS = 4  # time points to be added at once
 _STALL = 40  # changes of the prices that together must gain something worth another round
 
@@ -69,6 +71,7 @@ class Record:
         cost: Its cost.
         bound: Proved lower bound; None if there is none yet.
         local: The local search; None until it is needed.
+        wide: A linear program with prices on memory left a wide gap.
     """
 
     problem: Problem
@@ -79,6 +82,7 @@ class Record:
     cost: int | None = None
     bound: int | None = None
     local: LocalSearch | None = None
+    wide: bool = False
 
     def load_kernels(self) -> None:
         """Have what is compiled at hand; the time that takes is not counted."""
@@ -248,7 +252,7 @@ class Search:
                 return True
             if self._prunable(dual) > _WORTHWHILE:
                 return False
-        if model.columns <= MOST_FLOWS:
+        if model.columns <= MOST_FLOWS and not record.wide:
             self._say("relaxing")
             found = model.relax(record.deadline.share(_RELAX_SHARE))
         if found is None or not dual.install(found.prices, found.messages):
@@ -261,6 +265,8 @@ class Search:
         if dual.impossible:
             net.impossible = True
             return True
+        if record.cost is not None and bool(self.prices.any()):
+            record.wide = record.cost - dual.bound > _WIDE * record.cost
         self._offer(found.states())
         if not self.broken:
             self._improve(dual.named(dual.decode()), dual)
@@ -272,7 +278,10 @@ class Search:
 
     def _offer(self, states: dict[int, int]) -> None:
         """Take a choice if it is feasible and cheaper; note the time points that it breaks."""
-        net, record = self.net, self.record
+        self._offer_on(self.net, states)
+
+    def _offer_on(self, net: Network, states: dict[int, int]) -> None:
+        record = self.record
         if paid(net, states) >= INF or (excess(net, states) > 0).any():
             return
         choices = net.choices(states)
@@ -391,11 +400,7 @@ class Search:
     def _prune(self, dual: Dual) -> None:
         """Drop the states that no cheaper choice than the best known can use."""
         assert self.record.cost is not None
-        most = scaled(self.record.cost - 1 - dual.base, dual.shift)
-        for node in dual.layout.nodes:
-            keep = dual.floor(node) <= most
-            if not keep.all():
-                self.net.restrict(node, keep)
+        dual.drop(self.record.cost - 1)
 
     def _improve(self, states: dict[int, int], dual: Dual) -> None:
         """Repair a suggested choice, and improve the best one block by block.
@@ -438,6 +443,8 @@ class Search:
         self._say("searching exactly")
         hint = net.locate(record.choices) if record.choices is not None else None
         seed = int(self.rng.integers(1 << 30))
+        if record.wide and self.prices.any():
+            return self._branch(seed)
         if self.relaxed:
             share = record.deadline.share(min(1.0, _EXACT_SHARE * effort))
             found = model.search(share, seed=seed, hint=hint)
@@ -462,3 +469,24 @@ class Search:
         if result.states is not None:
             self._offer(result.states)
         return result.complete and not self.broken
+
+    def _branch(self, seed: int) -> bool:
+        """Tell cases apart by what nodes hold; says if that finished the network."""
+        net, record = self.net, self.record
+        dual = Dual.of(net)
+        dual.set_prices(self.prices * dual.scale)
+
+        def cost() -> int:
+            assert record.cost is not None
+            return record.cost
+
+        def offer(part: Network, states: dict[int, int]) -> bool:
+            self._offer_on(part, states)
+            return not self.broken
+
+        def raise_bound(bound: int) -> None:
+            record.raise_bound(bound)
+            self._say("telling cases apart")
+
+        target = Target(cost, offer, raise_bound, record.deadline)
+        return Cases(net, dual, target, seed).run()

@@ -24,6 +24,17 @@ _ROOM = 1 << 56  # scaled costs, and prices times usages, each span less than th
 _LEVEL = 16  # sweeps after which messages are brought back to the size they need
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where a ``Dual`` was; its attributes of the same names."""
+
+    offset: int
+    prices: Ints
+    costs: Ints
+    floors: Ints
+    messages: Ints
+
+
 @dataclass(slots=True)
 class Dual:
     """A scaled copy of a network whose costs are moved about.
@@ -100,6 +111,45 @@ class Dual:
     def named(self, states: Places) -> dict[int, int]:
         """States in the order of the layout, by node."""
         return dict(zip(self.layout.nodes, states.tolist(), strict=True))
+
+    @property
+    def room(self) -> int:
+        """What ``save`` takes [bytes]."""
+        return int(2 * self.costs.nbytes + self.messages.nbytes + self.prices.nbytes)
+
+    def save(self) -> Moved:
+        """Remember what was moved where, and which states are forbidden."""
+        return Moved(
+            self.offset,
+            self.prices.copy(),
+            self.costs.copy(),
+            self.floors.copy(),
+            self.messages.copy(),
+        )
+
+    def restore(self, moved: Moved) -> None:
+        """Go back to where this was."""
+        self.offset, self.impossible = moved.offset, False
+        self.prices = moved.prices.copy()
+        self.costs[:], self.floors[:] = moved.costs, moved.floors
+        self.messages[:] = moved.messages
+
+    def drop(self, most: int) -> float:
+        """Drop states of the network that cost more, whatever is chosen beside them.
+
+        Args:
+            most: Cost from which on choices don't matter.
+
+        Returns:
+            The fraction of states that were dropped.
+        """
+        limit, dropped = scaled(most - self.base, self.shift), 0
+        for node in self.layout.nodes:
+            keep = self.floor(node) <= limit
+            if not keep.all():
+                self.net.restrict(node, keep)
+                dropped += int((~keep).sum())
+        return dropped / max(len(self.floors), 1)
 
     def set_prices(self, wanted: NDArray[np.float64]) -> None:
         """Charge other prices for memory; the bound stays proved, and may fall.

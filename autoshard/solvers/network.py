@@ -119,8 +119,12 @@ class Network:
         net.changed.update(net.costs)
         return net
 
-    def copy(self) -> Network:
-        """The same, to be changed by itself; what was made of matrices is known to both."""
+    def copy(self, *, apart: bool = False) -> Network:
+        """The same, to be changed by itself.
+
+        Args:
+            apart: What will be made of matrices goes with the copy; else both know it from then on.
+        """
         return Network(
             costs=dict(self.costs),
             links={node: dict(row) for node, row in self.links.items()},
@@ -132,8 +136,8 @@ class Network:
             changed=set(self.changed),
             trail=list(self.trail),
             origin=dict(self.origin),
-            _shared=self._shared,
-            _memo=self._memo,
+            _shared=set(self._shared) if apart else self._shared,
+            _memo=dict(self._memo) if apart else self._memo,
         )
 
     def complete(self, states: dict[int, int]) -> dict[int, int]:
