@@ -98,7 +98,7 @@ def layers(count: int) -> ir.Module:
 
     shapes = [jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((64, 32), "float32")]
     module = jax.jit(chain).lower(*shapes).compiler_ir("stablehlo")
-    assert module is not None
+    assert isinstance(module, ir.Module)
     return module
 
 

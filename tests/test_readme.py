@@ -50,6 +50,22 @@ def test_the_page_on_the_solver_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert "Moment(" in done.stdout
 
 
+@pytest.mark.slow
+def test_the_page_on_passes_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "passes.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    program = tmp_path / "passes.py"
+    program.write_text("\n".join(blocks), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "minus-negated on subtract at passes.py" in done.stdout
+    assert "a module of" in done.stdout
+    assert "rewrites: minus-negated" in done.stdout
+
+
 def test_the_readme_has_a_block_to_run() -> None:
     assert BLOCKS
 
