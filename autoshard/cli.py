@@ -165,7 +165,10 @@ def _calibrate(options: argparse.Namespace) -> int:
         print(f"  matmul {dtype}: {_rate(fit.per_unit_s['flops'], 1)} GFLOP/s per device")
     for dtype, fit in calibration.elementwise.items():
         print(f"  elementwise {dtype}: {_rate(fit.per_unit_s['bytes'], 2)} GB/s per device")
-    print(f"  programs take {calibration.program_factor:.2f} times their parts")
+    print(
+        f"  in programs, ops take {calibration.op_factor:.2f} and collectives "
+        f"{calibration.collective_factor:.2f} times as long"
+    )
     for kind, error in calibration.held_out().items():
         print(
             f"  held out, {kind}: {error.median:.0%} off at the median, {error.worst:.0%} at most,"

@@ -79,7 +79,8 @@ class CalibratedModel:
                 calibration.devices, calibration.cores
             )
         self.dispatch_s = calibration.dispatch_s * self._crowding
-        self._crowding *= calibration.program_factor
+        self._op_factor = self._crowding * calibration.op_factor
+        self._collective_factor = self._crowding * calibration.collective_factor
 
     def compute_s(self, work: Work) -> Floats:
         """Time of the arithmetic [s], ``[S]``.
@@ -94,18 +95,18 @@ class CalibratedModel:
                 padded = work.flops * (-(-width // CONVOLVED_WIDTH) * CONVOLVED_WIDTH / width)
                 loops_s, at_once_s = work.flops * units[GROUPED], padded * units[CONVOLVED]
                 running_s = np.where(work.matmul[:, 0] > 1, loops_s, at_once_s)
-                return np.asarray((running_s + units.get(CONVOLUTION, 0.0)) * self._crowding)
+                return np.asarray((running_s + units.get(CONVOLUTION, 0.0)) * self._op_factor)
         unit = "flops" if work.matmul is not None else SLOW_OPS.get(work.op, "")
         per_flop = self._fit(work).per_unit_s.get(unit, 0.0)
-        return np.asarray(work.flops * per_flop * self._crowding, dtype=np.float64)
+        return np.asarray(work.flops * per_flop * self._op_factor, dtype=np.float64)
 
     def hbm_s(self, work: Work) -> Floats:
         """Time of the memory traffic [s], ``[S]``."""
-        return self._fit(work).bytes_s(work.hbm_bytes) * self._crowding
+        return self._fit(work).bytes_s(work.hbm_bytes) * self._op_factor
 
     def op_s(self, work: Work) -> Floats:
         """Time of the op [s], ``[S]``: start, arithmetic and traffic, one after the other."""
-        started = np.where(work.hbm_bytes > 0, self._fit(work).fixed_s * self._crowding, 0.0)
+        started = np.where(work.hbm_bytes > 0, self._fit(work).fixed_s * self._op_factor, 0.0)
         return self.compute_s(work) + self.hbm_s(work) + started
 
     def _fit(self, work: Work) -> LinearFit:
@@ -135,7 +136,7 @@ class CalibratedModel:
             group,
             lambda fit: fit.fixed_s + fit.bytes_s(np.asarray(nbytes, dtype=np.float64)),
         )
-        return np.where(np.asarray(nbytes) > 0, price_s * self._crowding, 0.0)
+        return np.where(np.asarray(nbytes) > 0, price_s * self._collective_factor, 0.0)
 
 
 def _at(sizes: Mapping[int, LinearFit], group: int, price: Callable[[LinearFit], Floats]) -> Floats:

@@ -114,8 +114,9 @@ class Calibration:
         observations: The measured times behind the fits.
         platform: ``cpu``, ``gpu`` or ``tpu``.
         device_kind: What JAX calls the devices.
-        program_factor: Time of small programs over that of their ops and collectives as they were
-            measured one by one, on warm caches. All prices but the dispatch are taken times it.
+        op_factor: Time of an op in a small program over that of the op measured by itself, on warm
+            caches; all prices of ops are taken times it.
+        collective_factor: The same for collectives.
     """
 
     machine: str
@@ -131,7 +132,8 @@ class Calibration:
     observations: tuple[Observation, ...] = field(default=(), repr=False)
     platform: str = "cpu"
     device_kind: str = "cpu"
-    program_factor: float = 1.0
+    op_factor: float = 1.0
+    collective_factor: float = 1.0
 
     def held_out(self) -> dict[str, HeldOut]:
         """How far the fits are off where they were not fitted, by kind of work."""

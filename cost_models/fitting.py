@@ -51,14 +51,14 @@ def fit_linear(
     table = np.asarray([[1.0, *(w.get(u, 0.0) for u in seen)] for w in work], dtype=np.float64)
     times = np.asarray(seconds, dtype=np.float64)
     weight = 1 / (times + (0.0 if doubt_s is None else np.asarray(doubt_s)))
-    constants, loss = _least(table * weight[:, None], times * weight)
+    constants, loss = least_squares(table * weight[:, None], times * weight)
     knee: float | None = None
     columns = table
     if "bytes" in seen and len(times) > len(seen) + 2:
         nbytes = table[:, 1 + seen.index("bytes")]
         for candidate in knees_bytes:
             wider = np.column_stack([table, np.maximum(0.0, nbytes - candidate)])
-            tried, tried_loss = _least(wider * weight[:, None], times * weight)
+            tried, tried_loss = least_squares(wider * weight[:, None], times * weight)
             priced = tried[1 + seen.index("bytes")] > 0 and tried[-1] > 0
             if priced and tried_loss < loss * (KNEE_GAIN if knee is None else 1.0):
                 constants, loss, knee, columns = tried, tried_loss, candidate, wider
@@ -126,8 +126,13 @@ def predicted_s(fit: LinearFit, work: Mapping[str, float]) -> float:
     return total
 
 
-def _least(rows: Floats, target: Floats) -> tuple[Floats, float]:
-    """The constants at or above zero with the least squared error, and that error."""
+def least_squares(rows: Floats, target: Floats) -> tuple[Floats, float]:
+    """The constants at or above zero with the least squared error, and that error.
+
+    Args:
+        rows: One column per constant, ``[N, C]``.
+        target: What the rows times the constants should be, ``[N]``.
+    """
     # Columns differ by many orders of magnitude (1 and 1e9 FLOP): scale them for the solver.
     scale = np.abs(rows).max(axis=0)
     scale[scale == 0] = 1.0

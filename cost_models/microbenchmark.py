@@ -21,9 +21,10 @@ from autoshard.cost_models.calibrated import (
     CalibratedModel,
 )
 from autoshard.cost_models.calibration import Calibration, LinearFit, Observation
-from autoshard.cost_models.fitting import fit_linear, held_out
+from autoshard.cost_models.fitting import fit_linear, held_out, least_squares
 from autoshard.cost_models.probes import KINDS, Probe, probes
 from autoshard.cost_models.program_probes import Part, program_probes
+from autoshard.cost_models.protocol import Floats
 from autoshard.errors import InputError
 
 MIN_ROUNDS = 3
@@ -213,25 +214,47 @@ def _fitted(timed: Sequence[_Timed], devices: int, cores: int, cpu_share: float)
 def _with_programs(
     calibration: Calibration, timed: Sequence[tuple[_Timed, Sequence[Part]]]
 ) -> Calibration:
-    """A calibration with the factor between programs and their parts."""
+    """A calibration with the factors between programs and their parts."""
     model = CalibratedModel(calibration)
-    ratios = [
-        max(t.seconds - calibration.dispatch_s, t.seconds / 100)
-        / sum(part.seconds(model) for part in parts)
-        for t, parts in timed
-    ]
+    took = np.array([max(t.seconds - calibration.dispatch_s, t.seconds / 100) for t, _ in timed])
+    rows = np.array(
+        [
+            [
+                sum(part.seconds(model) for part in parts if (part.collective is None) == of_ops)
+                for of_ops in (True, False)
+            ]
+            for _, parts in timed
+        ]
+    )
+    relative = rows / took[:, None]
     seen = []
     for number, (t, _) in enumerate(timed):
-        others = [ratio for other, ratio in enumerate(ratios) if other != number]
-        error = float(np.median(others)) / ratios[number] - 1 if others else None
+        rest = np.arange(len(timed)) != number
+        factors = _factors(relative[rest])
+        error = float(relative[number] @ factors) - 1
         seen.append(
             Observation(t.probe.name, t.seconds, round(t.spread, 3), t.samples, "program", error)
         )
+    factors = _factors(relative)
     return replace(
         calibration,
-        program_factor=float(np.median(ratios)),
+        op_factor=float(factors[0]),
+        collective_factor=float(factors[1]),
         observations=(*calibration.observations, *seen),
     )
+
+
+def _factors(relative: Floats) -> Floats:
+    """What ops and collectives take times their prices, ``[2]``.
+
+    One factor for both where the times do not tell them apart.
+
+    Args:
+        relative: The prices of ops and of collectives of each program over its time, ``[N, 2]``.
+    """
+    apart, _ = least_squares(relative, np.ones(len(relative)))
+    together = float(np.median(1 / relative.sum(axis=1)))
+    return apart if (apart > 0).all() else np.full(2, together)
 
 
 def _cores() -> int:

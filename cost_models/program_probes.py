@@ -2,7 +2,8 @@
 
 A probe of one op runs it again and again on the same arrays, which are then in a cache; and nothing
 else is going on. In a program every weight is read once, buffers change hands, and products,
-elementwise work and collectives take turns. What that costs is one factor on all prices.
+elementwise work and collectives take turns. What that costs is a factor on the prices of ops, and
+another on those of collectives.
 """
 
 from __future__ import annotations

@@ -279,17 +279,17 @@ def test_errors_are_told_by_kind(calibration: Calibration) -> None:
     assert told["permute"] == HeldOut(median=0.5, worst=0.5, points=1)
 
 
-def test_the_factor_of_programs_scales_all_prices_but_the_dispatch(
+def test_the_factors_of_programs_scale_ops_and_collectives_and_not_the_dispatch(
     calibration: Calibration,
 ) -> None:
     plain = CalibratedModel(calibration)
-    slower = CalibratedModel(replace(calibration, program_factor=1.5))
+    slower = CalibratedModel(replace(calibration, op_factor=1.5, collective_factor=2.5))
     dims = np.array([[1, 64, 64, 64]])
     work = Work("stablehlo.dot_general", "f32", np.array([5e5]), np.array([5e4]), dims)
     assert slower.op_s(work) == pytest.approx(1.5 * plain.op_s(work))
     sent, axes = np.array([1e6]), (MeshAxis("x", 4),)
     assert slower.collective_s("all_reduce", sent, axes) == pytest.approx(
-        1.5 * plain.collective_s("all_reduce", sent, axes)
+        2.5 * plain.collective_s("all_reduce", sent, axes)
     )
     assert slower.dispatch_s == plain.dispatch_s
 

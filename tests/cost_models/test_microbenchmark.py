@@ -35,7 +35,8 @@ def test_a_short_calibration_measures_everything_that_a_model_needs(
     told = calibration.held_out()
     assert {"all_reduce", "matmul", "elementwise", "program"} <= told.keys()
     assert all(error.worst >= error.median >= 0 < error.points for error in told.values())
-    assert 0 < calibration.program_factor < 100
+    assert 0 < calibration.op_factor < 100
+    assert 0 < calibration.collective_factor < 100
     shares = [share for _, share in said]
     assert shares == sorted(shares)
     assert any("timing" in words for words, _ in said)
