@@ -78,9 +78,8 @@ class Pad:
         """
         normalize(module)
         made: list[Padding] = []
-        tried = 0
-        mesh = context.needed_mesh("pad")
-        number = 0
+        tried = number = 0
+        mesh = context.mesh or MeshShape(("device",), (1,))  # which divides everything
         # A padded dimension divides, so the same place in the list then holds the next one.
         while number < len(found := self._candidates(module, mesh)):
             component, size = found[number]
