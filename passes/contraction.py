@@ -30,6 +30,13 @@ MAX_LEAVES = 9
 DOT = "stablehlo.dot_general"
 TRANSPOSE = "stablehlo.transpose"
 
+TIE = 1e-9
+"""Share by which an order must be cheaper: sums of prices are rounded."""
+
+Labels = frozenset[int]
+Price = Callable[[Labels, Labels, Labels], float]
+"""The price of one product, from the labels of its operands and of its result."""
+
 Order = int | tuple["Order", "Order"]
 """The number of a leaf, or two orders whose results are multiplied."""
 
@@ -54,15 +61,21 @@ class Einsum:
     order: Order
     dots: tuple[ir.Operation, ...]
 
-    def flops(self, order: Order) -> float:
-        """Operations of an order [FLOP]; a multiply-add counts two."""
-        return self._flops(order)[0]
+    def cost(self, order: Order, price: Price | None = None) -> float:
+        """The sum of the prices of an order's products; by default their operations [FLOP]."""
+        return self._cost(order, price or self.flops)[0]
 
-    def _flops(self, order: Order) -> tuple[float, frozenset[int]]:
+    def _cost(self, order: Order, price: Price) -> tuple[float, frozenset[int]]:
         if isinstance(order, int):
             return 0.0, frozenset((order,))
-        (left_flops, left), (right_flops, right) = map(self._flops, order)
-        return left_flops + right_flops + self.pair_flops(left, right), left | right
+        (left_cost, left), (right_cost, right) = (self._cost(half, price) for half in order)
+        both = left | right
+        this = price(self.kept(left), self.kept(right), self.kept(both))
+        return left_cost + right_cost + this, both
+
+    def flops(self, left: Labels, right: Labels, out: Labels) -> float:
+        """Operations of one product [FLOP]; a multiply-add counts two."""
+        return 2.0 * math.prod(self.sizes[n] for n in left | right)
 
     def kept(self, members: frozenset[int]) -> frozenset[int]:
         """Labels that the product of some leaves still has: those that are wanted elsewhere."""
@@ -70,12 +83,14 @@ class Einsum:
         others = (n for k, ls in enumerate(self.labels) if k not in members for n in ls)
         return frozenset(inside & {*others, *self.out})
 
-    def pair_flops(self, left: frozenset[int], right: frozenset[int]) -> float:
-        """Operations of multiplying the products of two sets of leaves [FLOP]."""
-        return 2.0 * math.prod(self.sizes[n] for n in self.kept(left) | self.kept(right))
+    def best(self, price: Price | None = None) -> Order:
+        """The cheapest order; the program's own if none is cheaper.
 
-    def best(self) -> Order:
-        """The order with the fewest operations; the program's own if none has fewer."""
+        Args:
+            price: Of one product, from the labels of its operands and of its result; by default
+                its operations.
+        """
+        price = price or self.flops
         count = len(self.leaves)
         full = (1 << count) - 1
         inside = [0] * (full + 1)  # per set of leaves, as bits: its labels, as bits
@@ -85,7 +100,7 @@ class Einsum:
             inside[members] = inside[members & (members - 1)] | mine
         wanted = sum(1 << n for n in set(self.out))
         kept = [inside[m] & (inside[full ^ m] | wanted) for m in range(full + 1)]
-        work: dict[int, float] = {}
+        prices: dict[tuple[int, int, int], float] = {}
         best: list[tuple[float, Order]] = [(0.0, 0)] * (full + 1)
         for members in range(1, full + 1):
             if members & (members - 1) == 0:
@@ -96,19 +111,21 @@ class Einsum:
             while part:
                 if part & lowest:
                     other = members ^ part
-                    labels = kept[part] | kept[other]
-                    if labels not in work:
-                        work[labels] = 2.0 * math.prod(
-                            size for n, size in self.sizes.items() if labels >> n & 1
-                        )
-                    flops = best[part][0] + best[other][0] + work[labels]
-                    if flops < found[0]:
-                        found = flops, part
+                    key = kept[part], kept[other], kept[members]
+                    if key not in prices:
+                        prices[key] = price(*map(_labels, key))
+                    cost = best[part][0] + best[other][0] + prices[key]
+                    if cost < found[0]:
+                        found = cost, part
                 part = (part - 1) & members
             left = found[1]
             best[members] = found[0], (best[left][1], best[members ^ left][1])
-        flops, order = best[full]
-        return order if flops < self.flops(self.order) else self.order
+        cost, order = best[full]
+        return order if cost < self.cost(self.order, price) * (1 - TIE) else self.order
+
+
+def _labels(bits: int) -> frozenset[int]:
+    return frozenset(n for n in range(bits.bit_length()) if bits >> n & 1)
 
 
 def einsum_of(root: ir.Operation, limit: int = MAX_LEAVES) -> Einsum | None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from jax.extend.mlir import ir
 
 from autoshard.cost_models.protocol import CollectiveKind, CostModel, MeshAxis, Work
-from autoshard.passes.exchanges import Exchange, Groups
-from autoshard.shardings import MeshShape
+from autoshard.passes.contraction import Einsum, Labels
+from autoshard.passes.exchanges import Exchange, Groups, bits_of
+from autoshard.shardings import MeshShape, Sharding
 
 
 def exchange_s(
@@ -65,3 +70,61 @@ def dot_s(
         np.array([sizes]),
     )
     return float(model.op_s(work)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedProducts:
+    """Prices the products of an einsum whose factors are sharded.
+
+    Every device multiplies its pieces; what is summed over a split dimension is added up by an
+    all-reduce of the product's result.
+
+    Attributes:
+        model: Prices.
+        mesh: The mesh.
+        sizes: Size of each label.
+        axes: Mesh axes that split a label; those that none does are left out.
+        element: Element type of all factors.
+    """
+
+    model: CostModel
+    mesh: MeshShape
+    sizes: Mapping[int, int]
+    axes: Mapping[int, tuple[str, ...]]
+    element: ir.Type
+
+    def __call__(self, left: Labels, right: Labels, out: Labels) -> float:
+        """Time of one product [s], from the labels of its operands and of its result."""
+        used: set[str] = set()
+        pieces, split = {}, {}
+        for n in sorted(left | right):
+            free = tuple(a for a in self.axes.get(n, ()) if a not in used)
+            used.update(free)
+            split[n] = free
+            pieces[n] = -(-self.sizes[n] // self.mesh.size(free))
+
+        def size(labels: Labels) -> int:
+            return math.prod(pieces[n] for n in labels)
+
+        summed = (left & right) - out
+        sizes = size(left & out & right), size(left - right), size(right - left), size(summed)
+        width = bits_of(self.element) / 8
+        nbytes = width * (size(left) + size(right) + size(out))
+        time_s = dot_s(self.model, sizes, self.element, nbytes)
+        over = tuple(MeshAxis(a, self.mesh.size((a,))) for n in sorted(summed) for a in split[n])
+        if over:
+            sent = np.array([width * size(out)])
+            time_s += float(self.model.collective_s("all_reduce", sent, over)[0])
+        return time_s
+
+
+def axes_of_labels(
+    einsum: Einsum, shardings: Sequence[Sharding | None]
+) -> dict[int, tuple[str, ...]]:
+    """The mesh axes that split each label, from the shardings of the factors that are known."""
+    found: dict[int, tuple[str, ...]] = {}
+    for labels, sharding in zip(einsum.labels, shardings, strict=True):
+        for n, axes in zip(labels, sharding or (), strict=False):
+            if axes:
+                found.setdefault(n, axes)
+    return found

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from jax.extend.mlir import ir
 
+from autoshard.cost_models import COST_MODELS
 from autoshard.passes.context import PassContext
 from autoshard.passes.contraction import (
     DOT,
     TRANSPOSE,
+    Einsum,
+    Price,
     contract,
     dot_numbers,
     einsum_of,
@@ -19,10 +23,12 @@ from autoshard.passes.contraction import (
 )
 from autoshard.passes.driver import apply_patterns
 from autoshard.passes.fold_transpose import PATTERNS, permutation_of
-from autoshard.passes.patterns import maker_of
+from autoshard.passes.patterns import Pattern, maker_of, sharding_of
+from autoshard.passes.prices import ShardedProducts, axes_of_labels
 from autoshard.passes.registry import register_pass
 from autoshard.passes.replacing import Make, replacing
-from autoshard.program import Value, shape_of
+from autoshard.program import Value, main_block, shape_of
+from autoshard.shardings import Sharding
 
 _UNARY = frozenset(
     f"stablehlo.{name}"
@@ -39,7 +45,7 @@ _BINARY = frozenset(
 
 @register_pass(
     "reassociate",
-    summary="Multiplies in the order with the fewest operations; folds transposes into products",
+    summary="Multiplies in the cheapest order, and folds transposes into products",
     preserves=("numerics", "boundary", "effects"),
 )
 @dataclass(frozen=True)
@@ -51,29 +57,67 @@ class Reassociate:
     Attributes:
         products: Whether products change their order.
         transposes: Whether transposes are folded.
+        cost: ``flops`` counts operations. ``time`` asks the cost model for the time of the pieces
+            that devices hold, all-reduces of what is summed over split dimensions included; factors
+            are split as the caller pinned them or the module constrains them.
     """
 
     products: bool = True
     transposes: bool = True
+    cost: Literal["flops", "time"] = "flops"
 
     def run(self, module: ir.Module, context: PassContext) -> None:
-        """Edit the module in place."""
+        """Edit the module in place.
+
+        Raises:
+            InputError: Times are asked for, of no mesh.
+        """
         transposes = (*PATTERNS, fold_result, sink_transpose) if self.transposes else ()
         apply_patterns(module, transposes, context)
         if self.products:
-            apply_patterns(module, (*transposes, reorder), context)
+            order = _reorder(self._price(module, context))
+            apply_patterns(module, (*transposes, order), context)
+
+    def _price(self, module: ir.Module, context: PassContext) -> Pricing:
+        if self.cost == "flops":
+            return lambda einsum: None
+        mesh, given = context.needed_mesh("reassociate"), context.boundaries
+        model = context.cost_model or COST_MODELS["cpu"]()
+        main = main_block(module)
+
+        def sharding(value: Value) -> Sharding | None:
+            argument = maker_of(value) is None and value.owner == main
+            if argument and given is not None:
+                # Not what the module says: it says more once there is a plan.
+                return given.arguments[ir.BlockArgument(value).arg_number].pin
+            return sharding_of(value)
+
+        def price(einsum: Einsum) -> Price:
+            axes = axes_of_labels(einsum, [sharding(leaf) for leaf in einsum.leaves])
+            element = ir.RankedTensorType(einsum.leaves[0].type).element_type
+            return ShardedProducts(model, mesh, einsum.sizes, axes, element)
+
+        return price
 
 
-@replacing("order", DOT)
-def reorder(dot: ir.Operation) -> Make | None:
-    """The products that end in ``dot``, in the order with the fewest operations."""
-    einsum = einsum_of(dot)
-    if einsum is None:
-        return None
-    best = einsum.best()
-    if best == einsum.order:
-        return None
-    return lambda: contract(einsum, best)
+Pricing = Callable[[Einsum], Price | None]
+"""From an einsum to what prices its products; None for their operations."""
+
+
+def _reorder(pricing: Pricing) -> Pattern:
+    """The pattern that puts products into the cheapest order."""
+
+    @replacing("order", DOT)
+    def reorder(dot: ir.Operation) -> Make | None:
+        einsum = einsum_of(dot)
+        if einsum is None:
+            return None
+        best = einsum.best(pricing(einsum))
+        if best == einsum.order:
+            return None
+        return lambda: contract(einsum, best)
+
+    return reorder
 
 
 @replacing("fold-result", TRANSPOSE)

@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend.mlir import ir
 
+from autoshard import InputError
+from autoshard.cost_models.protocol import CollectiveKind, CostModel, Floats, MeshAxis
 from autoshard.counting import trip_count
+from autoshard.passes.context import Boundaries, PassContext
 from autoshard.passes.evaluate import evaluate
 from autoshard.passes.manager import run_pipeline
-from autoshard.program import main_block, operations, shape_of, source_of
-from tests.lowering import lowered, module_of
+from autoshard.program import Boundary, main_block, operations, shape_of, source_of
+from autoshard.shardings import MeshShape
+from tests.lowering import Simple, lowered, module_of
 
 
 def f32(*shape: int) -> Any:
@@ -189,3 +193,48 @@ def test_a_gradient_keeps_its_values() -> None:
 
     w = {"a": f32(16, 3), "b": f32(3, 16)}
     reassociated(jax.grad(lambda a, b, x: loss({"a": a, "b": b}, x)), w["a"], w["b"], f32(4, 16))
+
+
+class FastLinks(Simple):
+    """Collectives that cost next to nothing."""
+
+    def collective_s(
+        self, kind: CollectiveKind, nbytes: Floats, axes: tuple[MeshAxis, ...]
+    ) -> Floats:
+        return nbytes * 1e-12
+
+
+def test_what_sharding_makes_cheap_decides_where_time_is_asked_for() -> None:
+    """With b split over 8 devices, a product that sums over b is an eighth of the work for each.
+
+    (x w) v takes 2abc + 2acd operations, x (w v) takes 2bcd + 2abd, of which all is split.
+    """
+    args = f32(64, 64), f32(64, 16), f32(16, 64)
+    pins = (
+        Boundary("x", pin=((), ("a",))),
+        Boundary("w", pin=(("a",), ())),
+        Boundary("v", pin=((), ())),
+    )
+
+    def first_product(cost: str, model: CostModel, fn: Callable[..., Any]) -> tuple[int, ...]:
+        context = PassContext(
+            mesh=MeshShape(("a",), (8,)),
+            cost_model=model,
+            boundaries=Boundaries(pins, (Boundary("result"),)),
+        )
+        module = module_of(lowered(fn, *args))
+        run_pipeline(f"flatten-calls,reassociate{{cost={cost}}}", module, context)
+        np.testing.assert_allclose(evaluate(module, args)[0], fn(*args), rtol=1e-3, atol=1e-3)
+        dots = (o for o in operations(main_block(module)) if o.name == "stablehlo.dot_general")
+        return shape_of(next(dots).results[0])
+
+    for fn in (lambda x, w, v: (x @ w) @ v, lambda x, w, v: x @ (w @ v)):
+        assert first_product("flops", FastLinks(), fn) == (64, 16)
+        assert first_product("time", FastLinks(), fn) == (64, 64)
+        assert first_product("time", Simple(), fn) == (64, 16)  # there is less to add up
+
+
+def test_times_need_a_mesh() -> None:
+    module = module_of(lowered(lambda a, b, c: (a @ b) @ c, f32(4, 4), f32(4, 4), f32(4, 4)))
+    with pytest.raises(InputError, match="mesh"):
+        run_pipeline("reassociate{cost=time}", module)
