@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jax import lax
 from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec as P
@@ -299,3 +301,42 @@ def test_a_pattern_that_is_not_there_is_refused() -> None:
         lookup("collectives", only=("sinking",))
     named = {each.name for each in REPLACING} | {"hoist", "sink", "combine"}
     assert set(get_args(PatternName)) == named
+
+
+STEPS: dict[str, Callable[[Any, Any], Any]] = {  # each keeps x at 8 x 8 on every device
+    "sum": lambda x, w: lax.psum(x, "a") / 4,
+    "own piece of a sum, gathered": lambda x, w: gather(own(lax.psum(x, "a"), "a")) / 4,
+    "scattered and gathered": lambda x, w: gather(scatter(x, dim=1), dim=1) / 4,
+    "two sums": lambda x, w: (lax.psum(x, "b") + lax.psum(x * w, "b")) / 4,
+    "two gathers": lambda x, w: own(gather(x), "a") + own(gather(w), "a"),
+    "product of what is gathered": lambda x, w: gather(own(x, "a")) @ w / 8,
+    "product that is scattered": lambda x, w: gather(scatter(x @ w)) / 32,
+    "turned": lambda x, w: jnp.tanh(gather(own(x, "a"), dim=1).T.reshape(8, 8)),
+    "narrow": lambda x, w: gather(own(x, "a")).astype(jnp.bfloat16).astype(jnp.float32),
+    "loop": lambda x, w: lax.scan(
+        lambda c, _: (c + lax.psum(jnp.tanh(w @ gather(own(w, "b"), "b")), "a") / 8, None),
+        x, None, length=3)[0],
+}  # fmt: skip
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(sorted(STEPS)), min_size=2, max_size=5), st.booleans())
+def test_random_programs_of_devices_keep_their_values(steps: list[str], also: bool) -> None:
+    def body(x: Any, w: Any) -> Any:
+        for step in steps:
+            x = STEPS[step](x, w)
+        return x
+
+    mapped: Any = jax.shard_map(
+        body, mesh=mesh_of(4, 2), in_specs=P(("a", "b")), out_specs=P(("a", "b")), check_vma=False
+    )
+    args = f32(64, 8), f32(64, 8)
+    lowering = jax.jit(lambda *args: mapped(*args)).lower(*args)
+    module = module_of(lowering)
+    pipeline = "flatten-calls,collectives" + (",collective-matmul{always=true}" if also else "")
+    run_pipeline(pipeline, module)
+    assert module.operation.verify()
+    found, want = lowering.compile()(*args), jax.jit(mapped)(*args)
+    scale = float(jnp.abs(want).max())
+    rounding = 2e-2 if "narrow" in steps else 1e-5
+    np.testing.assert_allclose(found, want, atol=rounding * scale, rtol=0)
