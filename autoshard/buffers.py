@@ -259,6 +259,8 @@ class _Fuser:
             alone = len(self.readers[self._root(value)]) == 1
             within = self._is_product(value) or self._is_spread(value)
             return "soft" if alone and within else read
+        if self.tpu and op.kind == "gather" and not position:
+            return read  # XLA:TPU picks rows from memory
         if op.kind in FUSIBLE or (op.kind == "dynamic_update_slice" and position):
             return "soft"
         if op.kind == "reduce":
