@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from autoshard import Plan, autoshard
 from autoshard.cost_models.topology import Topology
+from autoshard.partition import Partitioner
 
 P = jax.P
 X = jax.ShapeDtypeStruct((2**16, 256), jnp.float32)
@@ -78,3 +82,25 @@ def test_weights_that_a_loop_slices_and_converts_are_held_converted_as_well() ->
     plan = step.plan(*(jax.ShapeDtypeStruct(*kind) for kind in (x, ws)))
     (copy,) = [h for h in plan.holders if h.name.startswith("convert of ws")]
     assert copy.nbytes == 2 * 16 * 512 * 512
+
+
+@pytest.mark.tpu
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+@pytest.mark.parametrize("partitioner", ["xla", "shardy"])
+def test_the_compiler_moves_halves_whoever_partitions(
+    partitioner: Partitioner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mesh = Topology("v5e:2x2").mesh({"data": 2, "model": 2})
+    rows = P(("data", "model"), None)
+    step = autoshard(
+        lambda x, w: jnp.dot(x, w),
+        mesh,
+        partitioner=partitioner,
+        in_shardings=(rows, P("data", None)),
+        out_shardings=rows,
+    )
+    report = step.validate(X, W)
+    assert (report.partitioner, report.fallback_reason) == (partitioner, "")
+    assert report.compiled.collective_bytes == report.predicted.collective_bytes
+    assert report.compiled.collective_bytes < 4 * 256 * 1024 / 2
