@@ -49,6 +49,7 @@ MANY = 500
 
 _LOCAL_AFTER = 64  # changes of the prices between the first local search and the next; doubled
 _LOCAL_SHARE = 0.1  # of the time: for one local search
+_DENSE_SHARE = 0.3  # the same on few nodes with large matrices, where it ends by itself
 _FIRST_ROUNDS = 8  # changes of the prices before larger ones
 _RELAX_SHARE = 0.5  # of the time: for the linear program
 _EXACT_SHARE = 0.25  # of the time: for HiGHS in its first try
@@ -90,21 +91,24 @@ class Record:
         load_kernels()
         self.deadline = self.deadline.put_off(self.deadline.spent_s - begun)
 
-    def look_around(self, share: float, rng: np.random.Generator) -> None:
+    def look_around(self, share: float, rng: np.random.Generator, rounds: int | None = 1) -> None:
         """Search locally for better choices, all memory rows at once, from the best one known.
 
         Args:
             share: Of the time left.
             rng: See ``LocalSearch.improve``.
+            rounds: See there.
         """
         from autoshard.solvers.local_search import LocalSearch  # brings numba, which takes time
 
         self.load_kernels()
         deadline = self.deadline.share(share)
+        anew = False
         if self.local is None:
             self.local = LocalSearch.of(self.problem, self._found)
-        start = None if self.choices is None or self.local.cost == self.cost else self.choices
-        self.local.improve(start, deadline, rng, rounds=1)
+            anew = rounds is None  # what moves of single nodes led to is a poor place to start
+        start = None if anew or self.local.cost == self.cost else self.choices
+        self.local.improve(start, deadline, rng, rounds=rounds)
 
     def _found(self, choices: tuple[int, ...], cost: int) -> None:
         """Take a feasible choice if it is cheaper, and tell at once."""
@@ -232,12 +236,11 @@ class Search:
                 finished = self._reduce()
                 if finished is not None:
                     return finished
+            record.look_around(_LOCAL_SHARE, self.rng, rounds=None)
             if self._search_exactly(effort):
                 return True
             if self.broken:
                 return False
-            if self.timeline is not None:
-                record.look_around(_LOCAL_SHARE, self.rng)
             effort *= 2
         return net.impossible
 
@@ -252,6 +255,9 @@ class Search:
                 return True
             if self._prunable(dual) > _WORTHWHILE:
                 return False
+            if len(net.costs) <= _MOST_WALKED and record.local is None:
+                # Dense: the program is slow, and moves of single nodes end in poor places.
+                record.look_around(_DENSE_SHARE, self.rng, rounds=None)
         if model.columns <= MOST_FLOWS and not record.wide:
             self._say("relaxing")
             found = model.relax(record.deadline.share(_RELAX_SHARE))

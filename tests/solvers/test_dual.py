@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.problem import Problem, evaluate
+from autoshard.problem import FORBIDDEN, Problem, evaluate
 from autoshard.solvers import SOLVERS, Status
 from autoshard.solvers.dual import Dual
+from autoshard.solvers.layout import scaled
 from autoshard.solvers.network import Network
 from autoshard.solvers.sweeps import level
 from tests.solvers.problems import dense
@@ -80,3 +81,26 @@ def test_sweeps_never_lower_the_bound(seed: int) -> None:
         bounds.append(dual.bound)
     assert bounds == sorted(bounds)
     assert bounds[-1] > bounds[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bound_does_not_follow_the_offset_of_a_network_that_shrinks(seed: int) -> None:
+    problem = dense(np.random.default_rng(seed), nodes=5, states=4)
+    net = Network.of(problem)
+    dual = Dual.of(net)
+    for _ in range(20):
+        dual.sweep()
+    bound, offset = dual.bound, net.offset
+    for node in range(4):  # states go one by one, as where floors are above the best known cost
+        worst = int(dual.floor(node).argmax())
+        net.restrict(node, np.arange(net.size(node)) != worst)
+    net.add_cost(0, np.full(net.size(0), 7, np.int64))
+    assert net.offset > offset
+    assert dual.bound == bound
+    for node, size in enumerate(len(cost) for cost in problem.costs):
+        for state in range(size):
+            fixed = list(problem.costs)
+            fixed[node] = np.where(np.arange(size) == state, fixed[node], FORBIDDEN)
+            best = SOLVERS["brute"].solve(replace(problem, costs=tuple(fixed)), time_limit_s=10.0)
+            proved = dual.base + scaled(int(dual.floor(node)[state]), -dual.shift)
+            assert proved <= best.cost

@@ -15,6 +15,8 @@ from autoshard.errors import InputError, UnknownNameError
 from autoshard.problem import FORBIDDEN, Problem, evaluate
 from autoshard.solvers import SOLVERS, Progress, Solver, Status
 from autoshard.solvers.exact import ExactSolver
+from autoshard.solvers.local_search import LocalSearch
+from autoshard.solvers.solution import Deadline
 from tests.solvers.problems import dense, problems
 
 many = settings(
@@ -193,3 +195,12 @@ def test_every_row_is_a_solver_and_others_are_refused() -> None:
         assert isinstance(SOLVERS[name], Solver)
     with pytest.raises(UnknownNameError, match="did you mean 'exact'"):
         SOLVERS["exat"]
+
+
+@pytest.mark.slow
+def test_a_clique_ends_no_higher_than_a_short_local_search() -> None:
+    problem = dense(np.random.default_rng(0), nodes=12, states=30)
+    local = LocalSearch.of(problem).first(0, Deadline.after(60.0))
+    assert local is not None
+    found = SOLVERS["exact"].solve(problem, time_limit_s=8.0)
+    assert found.cost <= evaluate(problem, local).cost
