@@ -127,9 +127,10 @@ class _Scheduler:
             return self._sent(found, executions, after) if found else _nothing(op, after)
         if mine is not None and _is_own(op, mine.results, self.program) and op.kind == mine.kind:
             return self._computed(op.op, self.computed.pop(op.op, 0.0), executions, after)
-        times = self.sliced.get((op.op, self._source(op)), [])
-        if op.kind == "slice" and times:
-            return self._computed(op.op, times.pop(0), executions, after)
+        if op.kind == "slice":  # any other op may have no result, as a callback has none
+            times = self.sliced.get((op.op, self._source(op)), [])
+            if times:
+                return self._computed(op.op, times.pop(0), executions, after)
         return _nothing(op, after)
 
     def _source(self, op: LocalOp) -> int:

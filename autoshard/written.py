@@ -32,7 +32,7 @@ def collective_of(operation: ir.Operation, mesh: MeshShape) -> WrittenCollective
     ]
     dim = next((_integer(operation, n) for n in _DIMENSIONS if n in operation.attributes), 0)
     if isinstance(attribute, ir.DenseElementsAttr):
-        groups = _integers(attribute)
+        groups = integers(attribute)
         if not groups.size or groups.shape[1] < 2:
             return None
         places = np.unravel_index(np.where(groups < 0, groups[:, :1], groups), mesh.sizes)
@@ -45,7 +45,7 @@ def collective_of(operation: ir.Operation, mesh: MeshShape) -> WrittenCollective
     return WrittenCollective(kind, axes, devices, dim) if devices > 1 else None
 
 
-def _integers(attribute: ir.Attribute) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def integers(attribute: ir.Attribute) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """A matrix of device numbers."""
     dense = ir.DenseIntElementsAttr(attribute)
     rows, columns = ir.RankedTensorType(dense.type).shape

@@ -14,11 +14,15 @@ from typing import cast
 
 import numpy as np
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
 from numpy.typing import NDArray
 
+from autoshard.collectives_lowering import replica_groups
 from autoshard.cost_models.protocol import CollectiveKind, wire_bytes
 from autoshard.passes.contraction import executions
 from autoshard.program import Value, main_block, operations, shape_of
+from autoshard.shardings import MeshShape
+from autoshard.written import integers
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -31,6 +35,8 @@ KINDS: dict[str, CollectiveKind] = {
 }
 
 _CHANNEL = re.compile(r"handle = (\d+)")
+_MESH = re.compile(r"mesh = @([\w.$-]+)")
+_AXIS = re.compile(r'name = "([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ def exchange_of(operation: ir.Operation) -> Exchange | None:
         return None
     if kind == "permute":
         return Exchange(operation, kind, _rows(operation.attributes["source_target_pairs"]))
-    groups = _rows(operation.attributes["replica_groups"])
+    groups = _groups(operation)
     if not groups or any(device < 0 for group in groups for device in group):
         return None
     name = {"all_gather": "all_gather_dim", "reduce_scatter": "scatter_dimension"}.get(kind)
@@ -126,9 +132,39 @@ def _has(operation: ir.Operation, name: str) -> bool:
     return name in operation.attributes
 
 
+def _groups(operation: ir.Operation) -> Groups | None:
+    """The groups that an op lists, or names by the axes of a mesh (JAX 0.11 and later)."""
+    attribute = operation.attributes["replica_groups"]
+    if isinstance(attribute, ir.DenseElementsAttr):
+        return _rows(attribute)
+    text = str(attribute)
+    named = _MESH.search(text)
+    mesh = None if named is None or "sub_axis" in text else _mesh(operation, named[1])
+    if mesh is None:
+        return None
+    axes = tuple(_AXIS.findall(text))
+    rows = replica_groups(mesh, axes)
+    return tuple(tuple(row) for row in rows)
+
+
+def _mesh(operation: ir.Operation, name: str) -> MeshShape | None:
+    """The mesh of that name in an op's module; None if it numbers devices in its own way."""
+    around = operation
+    while around.parent is not None:
+        around = around.parent.operation
+    for op in around.regions[0].blocks[0].operations:
+        found = op.operation
+        if found.name == "sdy.mesh" and ir.StringAttr(found.attributes["sym_name"]).value == name:
+            mesh = sdy.MeshAttr(found.attributes["mesh"])
+            axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
+            if list(mesh.device_ids):
+                return None
+            return MeshShape(tuple(a.name for a in axes), tuple(a.size for a in axes))
+    return None
+
+
 def _rows(attribute: ir.Attribute) -> Groups:
-    rows: NDArray[np.int64] = np.array(ir.DenseIntElementsAttr(attribute))
-    return tuple(tuple(int(n) for n in row) for row in rows)
+    return tuple(tuple(int(n) for n in row) for row in integers(attribute))
 
 
 def rows_attribute(rows: Sequence[Sequence[int]]) -> ir.Attribute:
@@ -255,8 +291,9 @@ def _looked_up(maker: ir.Operation, devices: int) -> NDArray[np.int64] | None:
     where = per_device(maker.operands[1], devices)
     if where is None or not isinstance(element, ir.IntegerType):
         return None
-    entries = np.array(ir.DenseIntElementsAttr(table.attributes["value"])).reshape(-1)
-    entries = np.broadcast_to(entries, shape) if len(entries) == 1 else entries
+    dense = ir.DenseIntElementsAttr(table.attributes["value"])
+    listed = [dense[0]] * shape[0] if dense.is_splat else [dense[k] for k in range(shape[0])]
+    entries = np.array(listed, np.int64)
     return np.asarray(entries[np.clip(where, 0, shape[0] - 1)], np.int64)
 
 
