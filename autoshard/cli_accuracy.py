@@ -27,7 +27,7 @@ def add_accuracy_command(commands: argparse._SubParsersAction[argparse.ArgumentP
     """Add the command to a parser's."""
     accuracy = commands.add_parser(
         "accuracy", help="predict published TPU training runs and comparisons, and say how right; "
-        "--compiled: hold plans against what XLA:TPU makes of them",
+        "--compiled, --measured: hold plans against what XLA:TPU makes of them, against the clock",
     )  # fmt: skip
     accuracy.add_argument(
         "--points", type=Path, metavar="FILE.csv",
@@ -59,6 +59,11 @@ def add_accuracy_command(commands: argparse._SubParsersAction[argparse.ArgumentP
         metavar="FILE",
         help="put the table into a page, e.g. docs/accuracy.md",
     )
+    accuracy.add_argument(
+        "--measured", action="store_true",
+        help="hold predicted step times against the clock on virtual CPU devices, some minutes; "
+        "with --only, --rows, --again and --write as for --compiled",
+    )  # fmt: skip
     accuracy.set_defaults(run=_accuracy)
 
 
@@ -108,8 +113,26 @@ def _compiled(options: argparse.Namespace) -> int:
     return 0 if all(goal.holds for goal in goals) else EXIT_NO_RESULT
 
 
+def _measured(options: argparse.Namespace) -> int:
+    """Plans against the clock; without a result if a goal is not met."""
+    from autoshard.experiments.accuracy_measured import main
+
+    check_folder(options.write)
+    values = {"--only": options.only, "--rows": options.rows, "--write": options.write}
+    words = [str(w) for name, value in values.items() if value for w in (name, value)]
+    words += [f"--{name}" for name in ("again", "json") if getattr(options, name)]
+    return main(words)
+
+
 def _accuracy(options: argparse.Namespace) -> int:
     given = (options.topology, options.only, options.rows, options.again or None, options.write)
+    if options.measured:
+        if options.points or options.rankings or options.compiled or options.topology:
+            raise InputError(
+                "--measured times programs on this machine's CPU and nothing else",
+                fix="leave out --points, --rankings, --compiled and --topology",
+            )
+        return _measured(options)
     if options.compiled:
         if options.points or options.rankings:
             raise InputError(

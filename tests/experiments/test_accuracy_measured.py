@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from autoshard import cli
 from autoshard.cost_models.calibrated import CalibratedModel
 from autoshard.cost_models.calibration import load_calibration
 from autoshard.errors import InputError
@@ -102,6 +103,16 @@ def test_a_workload_is_predicted_and_timed() -> None:
     assert [t.name for t in found.trials] == ["auto", "dp"]
     assert all(t.low_s <= t.measured_s <= t.high_s for t in found.trials)
     assert all(t.predicted_s > 0 < t.measured_s for t in found.trials)
+
+
+def test_from_the_shell_a_workload_that_there_is_not_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["accuracy", "--measured", "--rows", str(tmp_path / "rows.jsonl")]
+    assert cli.main([*words, "--only", "nothing"]) == 2
+    assert "no workload holds 'nothing'" in capsys.readouterr().err
+    assert cli.main([*words, "--compiled"]) == 2
+    assert "leave out --points" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", SAMPLES)
