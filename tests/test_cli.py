@@ -122,6 +122,7 @@ def test_devices_are_made_before_a_workload_whose_library_starts_jax() -> None:
 
 
 FIGURES = {"flops", "collective_bytes", "peak_bytes", "step_s"}
+PARTS = {"hbm_bytes", "compute_s", "communication_s", "hidden_s", "exposed_s"}
 
 
 def test_validate_prints_predicted_compiled_and_measured_as_json_alone(
@@ -135,8 +136,10 @@ def test_validate_prints_predicted_compiled_and_measured_as_json_alone(
     assert answer["mesh"] == {"data": 4, "model": 2}
     for row in (answer, *answer["experts"].values()):
         for figure in ("predicted", "compiled", "measured"):
-            assert set(row[figure]) == FIGURES | {"hbm_bytes"}
+            assert set(row[figure]) == FIGURES | PARTS
         assert all(row["predicted"][key] > 0 for key in FIGURES)
+        p = row["predicted"]
+        assert p["hidden_s"] + p["exposed_s"] == pytest.approx(p["communication_s"])
         assert all(row["compiled"][key] > 0 for key in FIGURES - {"step_s"})
         assert row["measured"]["step_s"] > 0
     assert answer["max_relative_error"] < 1e-4
